@@ -16,7 +16,6 @@ from clean_exit.command import add_probe, parse_command
 from clean_exit.findings import Finding, signal_name
 from clean_exit.keeper_client import CheckerError
 from clean_exit.options import compile_pattern
-from clean_exit.record import crash_stacks
 from clean_exit.report import ExitReport
 from clean_exit.run import WAIT_FOR_LINE_S, Limits, Outcome, Run
 from clean_exit.signals import ForwardedSignals
@@ -131,7 +130,7 @@ def check(
                 _signals.attach(run.forward_signal)
             outcome = run.wait()
             run.finish(leave=any(map(is_ignored, _orphans(outcome))))
-            findings = _findings(outcome, run, folder, resource_warnings, children)
+            findings = _findings(outcome, run, resource_warnings, children)
         except OSError as error:
             raise CheckerError(f"the checker failed while the program ran: {error}") from error
         finally:
@@ -185,10 +184,13 @@ def _note(outcome: Outcome) -> str:
     return ""
 
 
-def _findings(
-    outcome: Outcome, run: Run, folder: str | None, resource_warnings: bool, children: str
-) -> list[Finding]:
+def _findings(outcome: Outcome, run: Run, resource_warnings: bool, children: str) -> list[Finding]:
     record = outcome.record
+    # Signals that the checker sent or forwarded are no crash. SIGPIPE: a reader such as head has
+    # closed the pipe.
+    expected = {*run.forwarded, int(signal.SIGPIPE)}
+    if outcome.stopped_s is not None:
+        expected.add(outcome.limits.stop_signal or 0)
     # The stacks of a hang show the slow processes as well.
     found = [f for f in record.findings if not (outcome.timed_out and f.id == "slow-shutdown")]
     errors, ids = Counter(record.errors), Counter(finding.id for finding in found)
@@ -202,8 +204,8 @@ def _findings(
         found.append(_hang(outcome))
     elif outcome.returncode >= 0:
         found += _crashes_of_children(outcome, run, found)
-    elif -outcome.returncode not in _expected(outcome, run):
-        evidence = crash_stacks(folder, outcome.pid) or "\n".join(run.text.fatal)
+    elif -outcome.returncode not in expected:
+        evidence = record.crash_stacks or "\n".join(run.text.fatal)
         summary = f"killed by {signal_name(-outcome.returncode)}"
         found.append(Finding("crash", summary, evidence, record.phase, outcome.pid))
     if (outcome.shutdown_s or 0) > outcome.limits.max_shutdown_s and not outcome.timed_out:
@@ -233,22 +235,13 @@ def _crashes_of_children(outcome: Outcome, run: Run, found: list[Finding]) -> li
         return []
     if run.text.crashes:
         summary = f"a process that it started crashed: {run.text.crashes[0]}"
-        return [
-            Finding("crash", summary, "\n".join(run.text.fatal or run.text.crashes), child=True)
-        ]
-    if outcome.returncode in _CRASHED:
-        name = signal_name(_CRASHED[outcome.returncode])
-        code = outcome.returncode
+        evidence = "\n".join(run.text.fatal or run.text.crashes)
+        return [Finding("crash", summary, evidence, child=True)]
+    if (code := outcome.returncode) in _CRASHED:
+        name = signal_name(_CRASHED[code])
         summary = f"{name} ended a process that it started: exit code {code}"
         return [Finding("crash", summary, child=True)]
     return []
-
-
-def _expected(outcome: Outcome, run: Run) -> set[int]:
-    """Return the signals that do not count as a crash: those that the checker sent or forwarded."""
-    sent = outcome.limits.stop_signal if outcome.stopped_s is not None else None
-    # SIGPIPE: a reader such as head has closed the pipe.
-    return {*run.forwarded, int(signal.SIGPIPE), *([] if sent is None else [sent])}
 
 
 def _hang(outcome: Outcome) -> Finding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from clean_exit import formats
 from clean_exit.catalogue import FINDINGS as CATALOGUE
 from clean_exit.findings import FINDINGS
 from clean_exit.keeper_client import CheckerError
-from clean_exit.options import compile_pattern, output_file, read_table, version
+from clean_exit.options import compile_pattern, output_file, read_table, version, write
 from clean_exit.report import NOT_EXECUTABLE, NOT_FOUND, UNCLEAN, USAGE, ExitReport
 
 _EPILOG = """\
@@ -214,19 +213,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _write(text: str) -> int:
     """Write to stdout and return the exit code."""
-    try:
-        if sys.stdout is None:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-        sys.stdout.flush()
-    except OSError as error:
-        if sys.stdout is not None:  # As in _print_line.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if not isinstance(error, BrokenPipeError):  # A reader such as head has closed the pipe.
-            _print_line(f"clean-exit: stdout cannot be written to: {error.strerror}")
-            return USAGE
-    return 0
+    error = write(sys.stdout, text)
+    if error is None or isinstance(error, BrokenPipeError):  # A reader such as head has gone.
+        return 0
+    _print_line(f"clean-exit: stdout cannot be written to: {error.strerror}")
+    return USAGE
 
 
 def _run_repeatedly(parser: Parser, options: argparse.Namespace, command: list[str]) -> int:
@@ -310,16 +301,7 @@ def _print_report(report: ExitReport, options: argparse.Namespace) -> None:
 
 def _print_line(text: str) -> None:
     """Write to stderr, ignoring errors: the exit code has the verdict too."""
-    if sys.stderr is None:
-        return
-    try:
-        # Characters that the encoding lacks are escaped, so that the report is not lost.
-        encoding = sys.stderr.encoding or "utf-8"
-        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        sys.stderr.flush()
-    except OSError:
-        # Python would exit with 120 if it could not flush the rest of the buffer.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    write(sys.stderr, text + "\n")
 
 
 def _exit_code(reports: list[ExitReport], unclean: int) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
 from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def version() -> str:
@@ -18,6 +19,21 @@ def version() -> str:
         return metadata.version("torch-cleanup")
     except metadata.PackageNotFoundError:
         return "(not installed)"
+
+
+def write(stream: TextIO | None, text: str) -> OSError | None:
+    """Write to stdout or stderr, with escapes for what its encoding lacks; return the error."""
+    try:
+        if stream is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        encoding = stream.encoding or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError as error:
+        if stream is not None:  # Python would exit with 120 if it could not flush the rest.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1 if stream is sys.stdout else 2)
+        return error
+    return None
 
 
 def nonempty(text: str) -> str:

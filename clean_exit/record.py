@@ -42,6 +42,7 @@ class Record:
         shared_memory: The names of the shared memory blocks that were created and not removed.
         joined_s: The time in which multiprocessing's atexit callback waited for processes.
         slow_stacks: The stacks of the program when its shutdown became slow.
+        crash_stacks: The stacks that faulthandler wrote when the program crashed.
     """
 
     pid: int | None = None
@@ -53,6 +54,7 @@ class Record:
     shared_memory: set[str] = field(default_factory=set)
     joined_s: float = 0.0
     slow_stacks: str = ""
+    crash_stacks: str = ""
 
     @property
     def phase(self) -> str:
@@ -111,6 +113,12 @@ def read_file(path: Path) -> bytes:
             return stream.read(_MAX_BYTES)
     finally:
         os.close(file)
+
+
+def read_stacks(folder: str | None, pid: int) -> str:
+    """Return the stacks that a process has written so far."""
+    data = read_file(Path(folder, f"stacks-{pid}")) if folder else b""
+    return data.decode("utf-8", "replace")
 
 
 def _literal(text: str) -> Any:
@@ -191,21 +199,22 @@ class _Reader:
         record = self._record
         record.findings += self._groups.values()
         for path in folder.glob("stacks-*"):
-            text, pid = read_file(path).decode("utf-8", "replace"), path.name.rpartition("-")[2]
+            pid = path.name.rpartition("-")[2]
             if not pid.isdecimal():
                 continue
-            entry, slow = _Entry("", int(pid), 0.0, "", ()), _SLOW.search(text)
+            entry, text = _Entry("", int(pid), 0.0, "", ()), read_stacks(str(folder), int(pid))
+            slow, fatal = _SLOW.search(text), _FATAL.search(text)
+            slow_stacks = slow["stacks"].strip() if slow else ""
+            crash_stacks = text[fatal.start() :].strip() if fatal else ""
             if entry.pid == self._program_pid:
-                record.slow_stacks = slow["stacks"].strip() if slow else ""
+                record.slow_stacks, record.crash_stacks = slow_stacks, crash_stacks
                 continue
             if slow:
                 summary = "a process that it started took longer than the limit"
-                stacks = slow["stacks"].strip()
-                record.findings.append(self._finding("slow-shutdown", summary, stacks, entry))
-            if match := _FATAL.search(text):
-                summary = f"a process that it started crashed: {match['what']}"
-                stacks = text[match.start() :]
-                record.findings.append(self._finding("crash", summary, stacks, entry))
+                record.findings.append(self._finding("slow-shutdown", summary, slow_stacks, entry))
+            if fatal:
+                summary = f"a process that it started crashed: {fatal['what']}"
+                record.findings.append(self._finding("crash", summary, crash_stacks, entry))
 
     def _finding(self, found: str, summary: str, evidence: str, entry: _Entry) -> Finding:
         is_program = entry.pid == self._program_pid
@@ -264,10 +273,3 @@ def _format_places(places: list[tuple[str, int, str]]) -> str:
         if source:
             lines.append(f"    {source}\n")
     return "".join(lines)
-
-
-def crash_stacks(folder: str | None, pid: int | None) -> str:
-    """Return the stacks that faulthandler wrote when a process crashed, or ""."""
-    text = read_file(Path(folder, f"stacks-{pid}")).decode("utf-8", "replace") if folder else ""
-    match = _FATAL.search(text)
-    return text[match.start() :].strip() if match else ""

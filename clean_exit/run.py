@@ -18,7 +18,7 @@ except ImportError:
 from clean_exit.keeper_client import KeeperProcess
 from clean_exit.options import compile_pattern
 from clean_exit.processes import Process, descendants, send_signal
-from clean_exit.record import Record, read_file, read_record
+from clean_exit.record import Record, read_record, read_stacks
 from clean_exit.signals import Sender
 from clean_exit.stderr import StderrText
 from clean_exit.streams import Copy, LineWaiter, Pump
@@ -312,7 +312,7 @@ class Run:
     def _stacks(self) -> str:
         """Return the state of all processes, with the stacks of those that have a probe."""
         below = self._below()
-        before = {p.pid: self._stacks_of(p) for p in below if _handles_stacks(p.pid)}
+        before = {p.pid: read_stacks(self._folder, p.pid) for p in below if _handles_stacks(p.pid)}
         for process in below:
             if process.pid in before:
                 send_signal(process, STACKS_SIGNAL)
@@ -322,19 +322,13 @@ class Run:
             stacks[pid] == before[pid] for pid in before
         )):  # fmt: skip
             time.sleep(0.05)
-            last, stacks = stacks, {p.pid: self._stacks_of(p) for p in below if p.pid in before}
+            last, stacks = stacks, {pid: read_stacks(self._folder, pid) for pid in before}
         lines = []
         for process in below:
             lines.append(f"{process}: state {process.state}")
             if new := stacks.get(process.pid, "").removeprefix(before.get(process.pid, "")):
                 lines.append(new.strip())
         return "\n".join(lines)
-
-    def _stacks_of(self, process: Process) -> str:
-        if self._folder is None:
-            return ""
-        data = read_file(Path(self._folder, f"stacks-{process.pid}"))
-        return data.decode("utf-8", "replace")
 
     def _below(self) -> list[Process]:
         """List the program and its descendants; empty without /proc."""

@@ -227,7 +227,7 @@ class StderrText:
         elif _FATAL.match(line) or _SHELL.match(line):
             if _FATAL.match(line):
                 self.fatal = self.fatal or [line]
-            self._add_crash(line)
+            self.crashes = [*self.crashes, line.strip()][:_LISTED]
         else:
             for found, pattern in _SINGLE_LINES.items():
                 if pattern.match(line):
@@ -241,7 +241,7 @@ class StderrText:
         message = self._partial.pop(prefix)
         if message.id == "crash":
             if len(message.lines) > 1:
-                self._add_crash(message.lines[0])
+                self.crashes = [*self.crashes, message.lines[0].strip()][:_LISTED]
             return
         asyncio = len(message.lines) > 1 and _ASYNCIO_OBJECT.match(message.lines[1])
         if asyncio and _ASYNCIO.match(message.lines[0]):
@@ -256,13 +256,10 @@ class StderrText:
             summary = f"{message.error} {message.where}".strip()
             self._add(Finding(found, summary, "\n".join(message.lines)), match["name"])
 
-    def _add_crash(self, line: str) -> None:
-        if len(self.crashes) < _LISTED:
-            self.crashes.append(line.strip())
-
     def _add(self, finding: Finding, error: str = "") -> None:
-        self._numbers[finding.id, error.rpartition(".")[2]] += 1
-        if self._numbers[finding.id, error.rpartition(".")[2]] <= _LISTED:
+        key = finding.id, error.rpartition(".")[2]
+        self._numbers[key] += 1
+        if self._numbers[key] <= _LISTED:
             self.messages.append(Message(finding, error))
 
 

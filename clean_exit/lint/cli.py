@@ -17,7 +17,7 @@ from clean_exit.lint.files import python_files
 from clean_exit.lint.findings import BY_CODE, RULES, UNUSED
 from clean_exit.lint.formats import WRITERS, counted, summary, to_statistics, to_text
 from clean_exit.lint.linter import Result, check, selected_rules
-from clean_exit.options import nonempty, output_file, read_table, version
+from clean_exit.options import nonempty, output_file, read_table, version, write
 
 FINDINGS, USAGE, INTERRUPTED = 1, 2, 130
 _LISTS = ("select", "ignore", "exclude", "paths")
@@ -94,8 +94,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"clean-exit-lint: {error}", file=sys.stderr)
         return USAGE
     except OSError as error:  # From stdout: errors of other files are ValueErrors.
-        # Python flushes stdout at exit; to /dev/null that cannot fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):  # A reader such as head has closed the pipe.
             return FINDINGS
         print(f"clean-exit-lint: stdout: {error.strerror}", file=sys.stderr)
@@ -219,6 +217,5 @@ def _write_file(path: str, text: str) -> None:
 
 
 def _print(text: str) -> None:
-    # A path or a source line may have characters that the terminal's encoding has not.
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    if error := write(sys.stdout, text + "\n"):
+        raise error
