@@ -205,10 +205,8 @@ class SavedIndex:
             reading_errors(self.folder / DATABASE),
         ):
             DocumentTable(Database(lambda: connection)).check()
-        with self.documents.connection() as connection:
-            for (found,) in connection.execute("PRAGMA saved.integrity_check(1)"):
-                if found != "ok":
-                    raise DamagedRowError(found)
+        with self.documents.connection():
+            self.documents.check()  # Also the attached database.
             numbers = [n for n, _ in self.documents.stream() if self.alive[n]]
             if len(numbers) != self.manifest.count:
                 raise DamagedRowError("documents are missing")
