@@ -32,8 +32,6 @@ _LIKELY = re.compile(
 )
 # These load and read from memory, or are methods of dictionaries and lists.
 _UNLIKELY = re.compile(r"(os\.environ|builtins\.(dict|list|set|str))\..*|.*\.(path|stat)\.\w+")
-_EMPTY = {"dict", "list", "set", "deque", "defaultdict", "OrderedDict", "WeakSet",
-          "WeakValueDictionary", "WeakKeyDictionary"}  # fmt: skip
 _MAX_METHODS = 2  # methods of the object on the way from __init__
 
 
@@ -169,8 +167,7 @@ class Constructions:
         self, value: Value | None, node: ast.Call, caller: Function, depth: int
     ) -> bool:
         """Whether a call often fails: by its name, or as a function with such a call or a raise."""
-        is_class = isinstance(value, Class)
-        if isinstance(value, Class):
+        if is_class := isinstance(value, Class):
             value = self._evaluator.method(value, "__init__")
         function = value.function if isinstance(value, Bound) else value
         if not isinstance(function, Function):
@@ -196,8 +193,6 @@ class Constructions:
 
 def _note_first(built: Construction, name: str, value: object) -> bool:
     """Note the first value of an attribute if it is a constant; return whether it is this one."""
-    if isinstance(value, ast.Call) and last_name(value.func) in _EMPTY:
-        value = ast.Tuple([], ast.Load())  # An empty container is false.
     if not isinstance(value, ast.expr):
         return False
     try:

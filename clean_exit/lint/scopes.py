@@ -371,8 +371,6 @@ def assignments_in(node: ast.AST, function: Function) -> list[Assignment]:
         pairs = [(target, node.value) for target in node.targets]
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         pairs = [(node.target, node.value)]
-    elif isinstance(node, (ast.For, ast.AsyncFor)):
-        pairs = [(node.target, None)]
     elif isinstance(node, ast.withitem):
         pairs = [(node.optional_vars, None)]
     elif isinstance(node, ast.Call) and last_name(node.func) in {"setattr", "__setattr__"}:

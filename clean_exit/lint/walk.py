@@ -109,8 +109,6 @@ class Walker:
             return self._try(frame, node)  # type: ignore[arg-type]
         if isinstance(node, ast.Match):
             self._expression(frame, node.subject)
-            for case in node.cases:
-                self._expressions(frame, case.pattern)
             self._blocks(frame, [*((NOTHING, case.body) for case in node.cases), (NOTHING, [])])
             return True
         if isinstance(node, ast.Assert):
