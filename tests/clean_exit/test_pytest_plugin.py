@@ -655,17 +655,6 @@ def test_pyproject_settings_apply_to_marker_and_fixture(outer: pytest.Pytester) 
     result.stdout.fnmatch_lines([f"*pyproject.toml: {message}*"])
 
 
-@pytest.mark.slow
-def test_marked_test_runs_from_a_folder_below_the_root(outer: pytest.Pytester) -> None:
-    folder = outer.mkdir("below")
-    (folder / "test_b.py").write_text(
-        "import pytest\n@pytest.mark.clean_exit\ndef test_b(): assert 1 == 1\n"
-    )
-    command = [sys.executable, "-m", "pytest", *LIGHT]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert "1 passed" in done.stdout, done.stdout
-
-
 def test_failure_shows_output_and_findings(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         f"""

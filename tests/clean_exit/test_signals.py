@@ -40,9 +40,13 @@ def start(code: str = COUNTER, **options: Any) -> subprocess.Popen[str]:
         text=True,
         **options,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert next_line(process) == "ready"
     return process
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()
 
 
 def rest(process: subprocess.Popen[str]) -> list[str]:
@@ -77,8 +81,7 @@ def read_until(terminal: int, what: bytes) -> bytes:
 def test_signal_to_the_command_arrives_once(name: str) -> None:
     process = start(start_new_session=True)
     process.send_signal(getattr(signal, f"SIG{name}"))
-    assert process.stdout is not None
-    assert process.stdout.readline() == f"SIG{name}\n"
+    assert next_line(process) == f"SIG{name}"
     assert rest(process) == []
 
 
@@ -88,8 +91,7 @@ def test_signal_to_the_process_group_arrives_once(name: str) -> None:
     process = start(start_new_session=True)
     process.send_signal(signal.SIGSTOP)
     os.killpg(process.pid, getattr(signal, f"SIG{name}"))
-    assert process.stdout is not None
-    assert process.stdout.readline() == f"SIG{name}\n"
+    assert next_line(process) == f"SIG{name}"
     process.send_signal(signal.SIGCONT)
     assert rest(process) == []
 
@@ -99,8 +101,7 @@ def test_signal_arrives_after_the_same_signal_to_the_keeper() -> None:
     code = "import os, signal; os.kill(os.getppid(), signal.SIGUSR1)\n" + COUNTER
     process = start(code, start_new_session=True)
     process.send_signal(signal.SIGUSR1)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "SIGUSR1\n"
+    assert next_line(process) == "SIGUSR1"
     assert rest(process) == []
 
 
@@ -111,8 +112,7 @@ def test_signal_to_the_command_and_its_group_arrives_once() -> None:
         process.send_signal(signal.SIGSTOP)  # The command may run late on a busy machine.
         process.send_signal(signal.SIGTERM)
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "SIGTERM\n"
+        assert next_line(process) == "SIGTERM"
         process.send_signal(signal.SIGCONT)
         assert rest(process) == []
 
@@ -136,11 +136,10 @@ time.sleep(600)
 
 def test_rare_signals_arrive() -> None:
     process = start()
-    assert process.stdout is not None
     # One by one: the stack of faulthandler has room for few signals at once.
     for name in RARE:
         process.send_signal(getattr(signal, f"SIG{name}"))
-        assert process.stdout.readline() == f"SIG{name}\n"
+        assert next_line(process) == f"SIG{name}"
     assert rest(process) == []
 
 

@@ -267,16 +267,6 @@ def test_base_class_beside_the_file_is_read(tmp_path: Path) -> None:
     assert lint([str(other)]).findings == ()
 
 
-def test_findings_are_reported_in_checked_files_only(tmp_path: Path) -> None:
-    (tmp_path / "called.py").write_text("def close():\n    import math\n")
-    (tmp_path / "caller.py").write_text(
-        "from called import close\nclass A:\n    def __del__(self):\n        close()\n"
-    )
-    assert lint([str(tmp_path / "caller.py")]).findings == ()
-    both = lint(python_files([str(tmp_path)])).findings
-    assert [one.rule for one in both] == ["import"]
-
-
 def test_circular_star_imports_end(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "from b import *\nclass C(Base):\n    def __del__(self):\n        foo()\n"
