@@ -186,7 +186,7 @@ def _note(outcome: Outcome) -> str:
 
 def _findings(outcome: Outcome, run: Run, resource_warnings: bool, children: str) -> list[Finding]:
     record = outcome.record
-    # Signals that the checker sent or forwarded are no crash. SIGPIPE: a reader such as head has
+    # What the checker sent or forwarded is not a crash. SIGPIPE: a reader such as head has
     # closed the pipe.
     expected = {*run.forwarded, int(signal.SIGPIPE)}
     if outcome.stopped_s is not None:
