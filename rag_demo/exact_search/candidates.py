@@ -32,7 +32,7 @@ _PART = 8  # rows of a block that are compared together
 _CONVERTED_ROWS = 1 << 10  # converted at once: 1.5 MB
 _SMALL_PRODUCT = 1 << 14  # scores; they are computed before a thread has started
 _FEW_QUERIES = 64
-_MEASURED_ROWS, _MEASURED_DIMENSION, _MEASURED_QUERIES, _MEASURED_TIMES = 4096, 384, 256, 4
+_MEASURED_ROWS, _MEASURED_DIMENSION, _MEASURED_QUERIES, _MEASURED_TIMES = 1024, 384, 256, 8
 _MANY_PAIRS = 1 << 15  # that only duplicates and near duplicates make
 _POOL = 1 << 20  # candidates before the worst are dropped: 24 MB
 # The error of float32: lengths are 1 within 2**-23, and so are the products of a scale and a sum

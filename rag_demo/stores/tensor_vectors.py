@@ -119,7 +119,7 @@ class TensorVectors:
             return empty
         if budget is not None and self._bytes_of(rows * saved.manifest.dimension) > budget:
             shape = (rows, saved.manifest.dimension)
-            scan = StreamedScan(shape, self.device, budget, saved.read_into)
+            scan = StreamedScan(shape, self.device, budget - budget // 4, saved.read_into)
             return replace(empty, saved=saved, streamed=scan)
         if self._in_host:
             return replace(empty, saved=saved)

@@ -18,6 +18,7 @@ import pytest
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from support.programs import run_forked
+from support.waiting import wait_for
 from torch_utils import ReleasedError, release
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
@@ -125,7 +126,7 @@ def test_closed_retriever_has_no_files_open(kind: Any, tmp_path: Path) -> None:
     retriever.search("number1")
     assert files_open_in(tmp_path)
     retriever.close()
-    assert not files_open_in(tmp_path)
+    wait_for(lambda: not files_open_in(tmp_path))  # A thread of tantivy ends within 0.5 s.
 
 
 def test_waiting_thread_is_not_reported_as_a_holder(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_retriever_with_wrong_options_logs_nothing(
 
 
 ROUNDS = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 import numpy as np
 from rag_demo import {kind}
@@ -196,6 +197,13 @@ class Model:
 
 folders = [Path(name) for name in sys.argv[1:3]]
 growth = []
+def wait_for_threads():  # Those of tantivy end within 0.5 s.
+    for _ in range(600):
+        if len(os.listdir("/proc/self/task")) <= before:
+            break
+        time.sleep(0.1)
+
+before = 0
 for round in range(100):
     with {kind}(Model()) as retriever:
         retriever.load(folders[round % 2])
@@ -203,7 +211,12 @@ for round in range(100):
         retriever.load(folders[1 - round % 2])
         assert len(retriever.search("x", top_k=3)) == 3
         assert len(retriever.search_batch(["x"] * 8, top_k=3)) == 8
+    if round == 9:
+        time.sleep(2)
+    if round == 99:
+        wait_for_threads()
     if round in (9, 99):
+        before = len(os.listdir("/proc/self/task"))
         files = len(os.listdir("/proc/self/fd"))
         growth.append([memory_snapshot().host.rss_bytes, files, len(os.listdir("/proc/self/task"))])
 print(json.dumps(growth))
@@ -243,9 +256,11 @@ def test_searches_while_the_index_is_replaced_are_of_one_index(kind: Any, tmp_pa
         threads = [threading.Thread(target=ask) for _ in range(8)]
         for thread in threads:
             thread.start()
-        for _ in range(15):
+        rounds = 0
+        while rounds < 15 or (seen != {"a", "b"} and rounds < 1000):  # On a busy machine.
             retriever.load(second)
             retriever.load(first)
+            rounds += 1
         done.set()
         for thread in threads:
             thread.join()
@@ -289,7 +304,7 @@ if budget == 0:
     sys.exit()
 with PyTorchGPURetriever(Model(), device="cpu", dtype="bfloat16") as other:
     other.add([str(n) for n in range(100)])  # Brings torch's own code into memory.
-    other.search_batch(["x", "y"], top_k=10)
+    other.search_batch(["x"] * 512, top_k=10)  # and measures which product is faster
     other.search("x", mode="bm25")
 with PyTorchGPURetriever(Model(), device="cpu", memory_budget=budget) as retriever:
     for work in (
