@@ -3,20 +3,20 @@
 import ray
 
 from rag_demo import EmbeddingModel
-from torch_utils import Resource
 
 
 @ray.remote
-class Embedder(Resource):
+class Embedder:  # a plain class that holds a resource
     def __init__(self):
         self.model = EmbeddingModel()
 
     def embed(self, text):
-        self.ensure_open()
         return self.model.embed_query(text)
 
-    def _release(self):  # Ray calls it through __ray_shutdown__
+    def close(self):
         self.model.close()
+
+    __ray_shutdown__ = close  # Ray calls it when the actor ends normally
 
 
 if __name__ == "__main__":
