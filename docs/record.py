@@ -34,7 +34,7 @@ def main() -> None:
                 check=False,
             )
             said = (done.stdout + done.stderr).replace(f"{folder}/", "")
-            said = re.sub(r" at 0x\w+| in [\d.]+ s| \([\d.]+ s [^)]*\)", "", said)
+            said = re.sub(r" at 0x\w+| \(took [^)]*\)", "", said)  # They vary.
             screen.print(Text(f"$ clean-exit {name}", style="bold green"))
             screen.print(Text(said.rstrip()))
             screen.print(Text("$ echo $?", style="bold green"))
