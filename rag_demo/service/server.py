@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import selectors
 import signal
 import socket
 import time
@@ -25,7 +26,7 @@ from rag_demo.service.settings import Settings
 log = logging.getLogger("rag_demo.service")
 _BACKLOG = 2048  # connections that the system holds until they are accepted
 _REFUSE_S = 0.1
-_NEW_CONNECTION_S = 1.0  # for the first request of a connection at shutdown
+_NEW_CONNECTION_S = 3.0  # for the first request of a connection at shutdown
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -101,7 +102,7 @@ def run_server(
         Exception: The service could not start.
     """
     app = create_app(settings, load_model=load_model)
-    server = _Server(app, settings)
+    server = Server(app, settings)
     try:
         with listener, _metrics_served(settings):
             server.run([listener])
@@ -115,7 +116,7 @@ def run_server(
     return server.first_signal
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A server that reloads on SIGHUP and drains.
 
     It uses two attributes of uvicorn's connections: ``cycle``, the current request, and
@@ -197,10 +198,19 @@ class _Server(uvicorn.Server):
         """Answer the accepted requests, then close everything."""
         log.info("stopping after %d more requests", len(self.server_state.tasks))
         self._service.start(self._refuse_waiting_for_load())
-        await asyncio.sleep(0)  # Accepts what has just arrived; closing would reset it.
+        ends = time.monotonic() + _NEW_CONNECTION_S
+        # What has arrived but is not accepted is reset when the listener closes. asyncio takes
+        # three turns of the loop to accept a connection.
+        quiet_turns = 0
+        with selectors.DefaultSelector() as backlog:
+            for listener in sockets or ():
+                backlog.register(listener, selectors.EVENT_READ)
+            while (quiet_turns := 0 if backlog.select(0) else quiet_turns + 1) < 3:
+                if time.monotonic() >= ends:
+                    break
+                await asyncio.sleep(0)
         for server in self.servers:
             server.close()
-        ends = time.monotonic() + _NEW_CONNECTION_S
         while any(each.cycle is None for each in self._open()) and time.monotonic() < ends:
             await asyncio.sleep(0.01)
         await super().shutdown(sockets)
