@@ -95,7 +95,9 @@ class IndexWriter:
                 folder.mkdir(parents=True, exist_ok=True)
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(errno.EACCES, "it is read-only")
-                self._lock = _locked(folder)
+                # First the attribute, then the lock: an interrupt between them leaves no lock.
+                self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                _lock(self._lock, folder)
                 has_parts = any(is_part(path.name) for path in folder.iterdir())
                 try:
                     self._read(is_new=not has_parts)
@@ -565,20 +567,14 @@ class IndexWriter:
         return open(path, "x+b" if is_new else "r+b", buffering=0)  # noqa: PTH123
 
 
-def _locked(folder: Path) -> int:
-    """Lock a folder, and return the descriptor that holds the lock. A killed process loses it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _lock(descriptor: int, folder: Path) -> None:
+    """Lock an open folder until it is closed. A killed process loses the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
         raise WriterBusyError(
             f"another process is writing into '{folder}'; try again when it has finished"
         ) from None
-    except BaseException:  # A network volume may refuse the lock.
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _block_checksums(vectors: Vectors) -> list[int]:
