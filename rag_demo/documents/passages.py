@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
 
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
+LONG_CHARS = 900  # of a text that is cut although a model can read it: it is found better
 SHORTEST = 20  # characters of a section; a shorter one is joined to the next
 _BLOCK = 1 << 14  # characters that are cut together: the splitter's time is quadratic in a line
 _ROUNDS = 8  # of cutting a passage again because it has too many tokens
@@ -135,8 +136,8 @@ def passages_of(
         texts: The texts.
         titles: What is put before each text and each of its passages, if it is a str.
         lengths: The lengths with the titles.
-        size: Characters of a passage, at most; by default `PASSAGE_CHARS`, and only texts that
-            the model cannot read to their end are cut.
+        size: Characters of a passage, at most; by default `PASSAGE_CHARS`, and only texts of more
+            than `LONG_CHARS`, or that the model cannot read to their end, are cut.
         overlap: Characters that passages share.
     """
     wholes = [with_title(text, title) for text, title in zip(texts, titles, strict=True)]
@@ -144,7 +145,7 @@ def passages_of(
     long = [
         place
         for place, text in enumerate(texts)
-        if ratios[place] > 1 or (size is not None and len(text) > size)
+        if ratios[place] > 1 or len(text) > (size or LONG_CHARS)
     ]
     size = size or PASSAGE_CHARS
     spans = [(place, each.start, each.stop) for place in long
