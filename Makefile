@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo recording test test-slow test-often test-real test-pythons test-postgres test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-postgres bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples figures docs clean
+.PHONY: demo recording test test-slow test-often test-real test-pythons test-postgres test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-start bench-quality bench-postgres bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples figures docs clean
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
@@ -112,23 +112,22 @@ bench-exit: .venv/.installed
 
 bench-release: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_release
-	$(BIN)/python -m benchmarks.plot_memory
+	$(BIN)/python -m benchmarks.charts
 
 bench-clean-exit: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_clean_exit
 	$(BIN)/python -m benchmarks.bench_clean_exit_lint
+	$(BIN)/python -m benchmarks.charts
 
 bench-rag: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_rag
 	$(BIN)/python -m benchmarks.bench_open
 	$(BIN)/python -m benchmarks.bench_change
+	$(BIN)/python -m benchmarks.charts
 
 # BEIR names a folder with corpus.jsonl and queries.jsonl, for example SciFact's.
 bench-encode: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_encode --beir $(BEIR)
-
-bench-unload: .venv/.installed
-	$(BIN)/python -m benchmarks.bench_unload
 
 bench-start: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_start

@@ -1,11 +1,11 @@
 """Measure resident memory over 20 rounds of load, encode and unload.
 
-Usage: bench_cycles.py [--rounds N] [--redraw]
+Usage: bench_cycles.py [--rounds N]
 
 The model is all-MiniLM-L6-v2 in sentence-transformers; each round encodes 1,000 texts. It is
 unloaded by ``del``, by a host in a thread, and by a host in a process. Each way runs in its own
 process, and its memory is read from outside, with that of its children. Writes
-results/cycles.json and docs/hosting.svg; --redraw only draws the last result again.
+results/cycles.json and docs/hosting.svg.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plot_memory import panels, save, thinned
-from benchmarks.results_file import RESULTS, write
+from benchmarks.charts import pyplot, save, thinned
+from benchmarks.results_file import write
 
 WAYS = {
     "del": ("del model; gc.collect()", "#a33"),
@@ -105,30 +105,32 @@ def measure(way: str, rounds: int) -> dict[str, Any]:
         "peak_mb": round(max(size for _, size in samples), 1),
         "median_round_s": round(statistics.median(seconds[1:] or seconds), 2),
         "imported_torch": events[-1][1] == "torch",
-        "samples": thinned(samples, 240),
+        "samples": thinned(samples),
     }
 
 
 def draw(ways: dict[str, Any]) -> None:
-    """Draw docs/hosting.svg."""
-    samples = {way: found["samples"] for way, found in ways.items()}
-    figure = panels(samples, WAYS, "resident memory with\nchildren (MB)")
-    figure.axes[0].set_ylim(bottom=0)  # The axis is shared, so this comes last.
+    """Draw docs/hosting.svg, with one panel for each way, because they take different times."""
+    figure, panels = pyplot().subplots(1, len(ways), figsize=(9, 3.2), sharey=True)
+    for axes, (way, found) in zip(panels, ways.items(), strict=True):
+        label, colour = WAYS[way]
+        axes.plot(*zip(*found["samples"], strict=True), color=colour, linewidth=1.2)
+        axes.set_title(label, fontsize=10, color=colour)
+        axes.set_xlabel("seconds", fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("resident memory with\nchildren (MB)", fontsize=9)
+    panels[0].set_ylim(bottom=0)  # The axis is shared, so this comes last.
     save(figure, "hosting.svg")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--redraw", action="store_true")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
         work(options.way, options.rounds)
-        return
-    if options.redraw:
-        ways = json.loads((RESULTS / "cycles.json").read_text())["ways"]
-        draw(ways)
         return
     ways = {}
     for way in WAYS:

@@ -55,11 +55,6 @@ def minilm() -> dict[str, Any]:
             f"{row['ms']:.0f} ms, {row['full_collections']} full collections",
             flush=True,
         )
-    print("20 rounds of load, encode, release")
-    for method in ("del+gc", "torch_utils"):
-        rounds = cell("rounds", "20", method)
-        rows[method]["rounds"] = rounds
-        print(f"{method:12} grows by {rounds['growth_mb_per_round']:.2f} MB a round", flush=True)
     return rows
 
 

@@ -2,10 +2,8 @@
 
 release_cell.py tensors SIZES METHOD
 release_cell.py minilm METHOD
-release_cell.py rounds COUNT METHOD
 release_cell.py many SHAPE METHOD
 release_cell.py blocked THREADS
-release_cell.py curve METHOD
 """
 
 from __future__ import annotations
@@ -132,17 +130,6 @@ def minilm(method: str) -> dict[str, Any]:
     }
 
 
-def rounds(count: str, method: str) -> dict[str, Any]:
-    texts = [f"text {n} about the memory of a model" for n in range(500)]
-    sizes = []
-    for _ in range(int(count)):
-        held = {"model": minilm_model()}
-        held["model"].encode(texts)
-        give_back(method, held)
-        sizes.append(rss() / 1e6)
-    return {"rss_mb": sizes, "growth_mb_per_round": (sizes[-1] - sizes[1]) / (len(sizes) - 2)}
-
-
 def many(shape: str, method: str) -> dict[str, Any]:
     """Measure the release of 16,000 tensors with gradients, and the wait of another thread."""
     model: Any
@@ -218,45 +205,9 @@ def beside_a_thread(work: Callable[[], object]) -> dict[str, float]:
     return {"worst_stall_ms": worst * 1e3, "ms": seconds * 1e3, "processor_ms": worked * 1e3}
 
 
-def curve(method: str) -> dict[str, Any]:
-    """Sample resident memory while MiniLM is loaded, encodes and is released, twice."""
-    import accelerate.utils  # noqa: F401
-
-    texts = [f"text {n} about the memory of a model and how it is given back" for n in range(1000)]
-    minilm_model().encode(texts[:64])
-    gc.collect()
-    torch_utils.memory.trim_host()
-    samples: list[tuple[float, float]] = []
-    marks: list[tuple[float, str]] = []
-    stop = threading.Event()
-    started = time.perf_counter()
-
-    def sample() -> None:
-        while not stop.wait(0.01):
-            samples.append((time.perf_counter() - started, rss() / 1e6))
-
-    def mark(name: str) -> None:
-        marks.append((time.perf_counter() - started, name))
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    for _ in range(2):
-        time.sleep(0.2)
-        mark("load")
-        held = {"model": minilm_model()}
-        mark("encode")
-        held["model"].encode(texts)
-        mark("unload")
-        give_back(method, held)
-        time.sleep(0.3)
-    stop.set()
-    thread.join()
-    return {"samples": samples, "marks": marks}
-
-
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(2)
-    cells = (tensors, minilm, rounds, many, blocked, curve)
+    cells = (tensors, minilm, many, blocked)
     kinds: dict[str, Callable[..., dict[str, Any]]] = {cell.__name__: cell for cell in cells}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

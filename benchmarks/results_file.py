@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -18,11 +19,8 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "am
 
 
 def _cpuinfo() -> dict[str, str]:
-    """Return what Linux reports about the first processor; nothing on other systems."""
-    try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-    except OSError:
-        return {}
+    """Return what Linux reports about the first processor."""
+    first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -33,10 +31,8 @@ def machine() -> dict[str, Any]:
     flags = cpu.get("flags", "").split()
     versions = {}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return {
         "processor": cpu.get("model name") or platform.processor() or platform.machine(),
         "family_model": f"{cpu.get('cpu family', '?')}/{cpu.get('model', '?')}",

@@ -97,9 +97,8 @@ def release_tensors(result: Result) -> str:
 @from_file("release")
 def release_minilm(result: Result) -> str:
     """What each way returns of MiniLM after it has encoded 5,000 texts."""
-    rounds = {way: row.get("rounds") for way, row in result["minilm"].items()}
     return table(
-        ["way", "taken", "left", "time", "full collections", "growth in a round"],
+        ["way", "taken", "left", "time", "full collections"],
         (
             [
                 f"`{way}`",
@@ -107,7 +106,6 @@ def release_minilm(result: Result) -> str:
                 f"{row['grown_mb'] * (1 - row['percent'] / 100):.0f} MB",
                 f"{row['ms']:.0f} ms",
                 row["full_collections"],
-                f"{rounds[way]['growth_mb_per_round']:.2f} MB" if rounds[way] else "",
             ]
             for way, row in result["minilm"].items()
         ),
@@ -354,25 +352,6 @@ def start(result: Result) -> str:
                 f"{result['rows'][name]['exit_s']:.2f} s",
             ]
             for name, label in labels.items()
-        ),
-    )
-
-
-@from_file("unload")
-def unload(result: Result) -> str:
-    """What unloading an embedding model returns."""
-    return table(
-        ["way", "first time", "second time", "growth over 50 rounds"],
-        (
-            [
-                f"`{way}`",
-                *(
-                    f"{row[n]['returned']:.0%} of {row[n]['taken_bytes'] / 1e6:.0f} MB"
-                    for n in ("first", "second")
-                ),
-                f"{row['growth_bytes'] / 1e6:.1f} MB",
-            ]
-            for way, row in result["ways"].items()
         ),
     )
 

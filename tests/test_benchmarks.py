@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plot_memory import POINTS, thinned
+from benchmarks.charts import POINTS, thinned
 from support.programs import ROOT
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
