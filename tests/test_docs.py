@@ -85,6 +85,10 @@ def test_page_is_up_to_date(page: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert page.read_text(encoding="utf-8") == figures.filled(page)
 
 
+def test_no_page_has_an_unfilled_placeholder() -> None:
+    assert [page.name for page in PAGES if "{{" in page.read_text(encoding="utf-8")] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in python_blocks() if "README" in block.id])
 def test_readme_block_exits_cleanly(block: str) -> None:
