@@ -21,6 +21,7 @@ html_theme = "furo"
 smartquotes = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/logo.svg"
 html_title = "torch-cleanup"
 html_copy_source = False
 html_show_sphinx = False
