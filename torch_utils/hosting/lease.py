@@ -62,7 +62,7 @@ class _Lease(Generic[M]):
         self._holder: Holder | None = None  # None before the lease and after its end
         self._is_entered = self._has_ended = False
         self._process: ModelProcess | None = None
-        self._calls: list[None] = []  # calls that wait for the process or run in it
+        self._calls: set[object] = set()  # calls that wait for the process or run in it
         self._is_in_generator = bool(frame.f_code.co_flags & CO_GENERATOR)
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
@@ -86,11 +86,12 @@ class _Lease(Generic[M]):
     def _ask(self, *request: Any) -> Any:
         process = self._process
         assert process is not None  # There is a proxy.
-        self._calls.append(None)
+        call = object()
         try:
+            self._calls.add(call)
             return process.ask(request, self.ensure_open)
         finally:
-            self._calls.pop()
+            self._calls.discard(call)
             if self._has_ended and not self._calls:  # This was an abandoned call.
                 self._end()
                 self._host.unload_if_due()
