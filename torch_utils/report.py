@@ -29,6 +29,11 @@ def is_variable(holder: str) -> bool:
     return "the variable " in holder or "Out[" in holder
 
 
+def variables_first(holders: list[str]) -> tuple[str, ...]:
+    """Return descriptions of holders, each once, those of variables first."""
+    return tuple(sorted(dict.fromkeys(holders), key=lambda holder: not is_variable(holder)))
+
+
 @dataclass(frozen=True)
 class StillHeld:
     """Memory that was released but is still referenced elsewhere.

@@ -29,7 +29,6 @@ from torch_utils.releasing.objects import (
     name_of,
 )
 from torch_utils.releasing.storages import Held, storages_of, without_overrides
-from torch_utils.report import is_variable
 
 SEARCH_S = 0.01
 _BETWEEN_LOOKS = 64  # objects between two checks of the clock
@@ -41,52 +40,33 @@ _NAMED = ("another module", "an optimizer")  # holders whose name also covers th
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
-class Holders:
-    """The holders of storages that survived a release.
-
-    Attributes:
-        names: Descriptions of the holders, by the key of a storage.
-    """
-
-    def __init__(self) -> None:
-        self.names: dict[int, list[str]] = {}
-
-    def of(self, held: Held) -> tuple[str, ...]:
-        """Return the holders of a survivor, variables first; empty if none was found."""
-        found = dict.fromkeys(self.names.get(held.key, ()))
-        return tuple(sorted(found, key=lambda holder: not is_variable(holder)))
-
-    def explain(self, survivors: list[Held]) -> bool:
-        """Return whether all survivors are reachable, and so are not garbage."""
-        return all(held.key in self.names for held in survivors)
-
-
-def find_holders(torch: Any, survivors: list[Held]) -> Holders:
+def find_holders(torch: Any, survivors: list[Held]) -> dict[int, list[str]]:
     """Find what holds the survivors, within `SEARCH_S` seconds.
 
     Never raises, and runs no code of the program. Safe from any thread; it may miss references
     that other threads change meanwhile.
+
+    Returns:
+        Descriptions of the holders, by the key of a storage.
     """
-    holders = Holders()
-    if survivors and torch is not None:
-        try:
-            with without_overrides(torch):
-                _Search(torch, survivors, holders).run()
-        except Exception as error:
-            # The search reads any object of the program; none may make a release fail.
-            log(DEBUG, "the search for holders ended early: %s", type(error))
-    return holders
+    search = _Search(torch, survivors)
+    try:
+        with without_overrides(torch):
+            search.run()
+    except Exception as error:
+        # The search reads any object of the program; none may make a release fail.
+        log(DEBUG, "the search for holders ended early: %s", type(error))
+    return search.names
 
 
 class _Search:
     """A breadth-first walk from the program's variables."""
 
-    def __init__(self, torch: Any, survivors: list[Held], holders: Holders) -> None:
+    def __init__(self, torch: Any, survivors: list[Held]) -> None:
         self._torch = torch
         self._array: Any = getattr(sys.modules.get("numpy"), "ndarray", object)
-        self._survivors = survivors
         self._keys = {held.key for held in survivors}
-        self._holders = holders
+        self.names: dict[int, list[str]] = {}
         self._stop = time.perf_counter() + SEARCH_S
         self._seen: set[int] = set()
         self._pending: deque[Part] = deque()
@@ -97,7 +77,7 @@ class _Search:
                 self._pending.append(part)
                 if not number % _BETWEEN_LOOKS and time.perf_counter() > self._stop:
                     return
-            if not self._follow() or self._holders.explain(self._survivors):
+            if not self._follow() or self._keys <= self.names.keys():
                 return
 
     def _follow(self) -> bool:
@@ -169,7 +149,7 @@ class _Search:
     def _add(self, tensor: Any, holder: str) -> None:
         for storage in storages_of(self._torch, tensor):
             if storage._cdata in self._keys:
-                self._holders.names.setdefault(storage._cdata, []).append(holder)
+                self.names.setdefault(storage._cdata, []).append(holder)
 
 
 def _variables_of_functions() -> Iterator[Part]:

@@ -35,12 +35,12 @@ from torch_utils.errors import TorchUtilsError
 from torch_utils.memory import MemorySnapshot, clear_caches_of_torch, empty_caches, memory_snapshot
 from torch_utils.memory import trim_host as trim_host_heap
 from torch_utils.oom import Handled
-from torch_utils.releasing.holders import Holders, find_holders
+from torch_utils.releasing.holders import find_holders
 from torch_utils.releasing.modules import CLAIMS, Claim, Closer, bury
 from torch_utils.releasing.objects import find_in_class
 from torch_utils.releasing.plan import plan
 from torch_utils.releasing.storages import Held, Inventory, Target, without_overrides
-from torch_utils.report import CleanupReport, StillHeld
+from torch_utils.report import CleanupReport, StillHeld, variables_first
 
 Collect = Literal["auto", "never", "full"]
 USER = "an object that was not released"
@@ -73,7 +73,7 @@ class Release:
         self._trim_host = trim_host
         self._empty_cache = empty_cache
         self._thorough = thorough
-        self._holders: Holders | None = None
+        self._holders: dict[int, list[str]] = {}
         self._place = _place_of_caller()
         self.errors: list[BaseException] = []
         self.frees_more = False  # memory that is not counted
@@ -227,13 +227,13 @@ class Release:
 
     def _report(self) -> CleanupReport:
         freed_bytes, alive, lent = self._inventory.tally()
-        holders = self._holders
-        held = [(h, holders.of(h) if holders is not None else ()) for h in alive]
-        held = [(h, who or ((USER,) if h.stays else ())) for h, who in held]
-        held += [(h, (LENDER,)) for h in lent]
+        held = [(h, self._holders.get(h.key) or [USER] * h.stays) for h in alive]
+        held += [(h, [LENDER]) for h in lent]
         return CleanupReport(
             freed_bytes=freed_bytes,
-            still_held=tuple(StillHeld(h.what, h.nbytes, h.device, who) for h, who in held),
+            still_held=tuple(
+                StillHeld(h.what, h.nbytes, h.device, variables_first(who)) for h, who in held
+            ),
             errors=tuple(self.errors),
             duration_s=time.perf_counter() - self._started,
             before=self._before,
@@ -267,7 +267,8 @@ class Release:
             return
         self._holders = find_holders(whole_torch(), alive)
         # Survivors that a variable leads to are not garbage.
-        if self._collect == "auto" and not self._holders.explain(survivors):
+        is_found = all(held.key in self._holders for held in survivors)
+        if self._collect == "auto" and not is_found:
             gc.collect()
             self._inventory.forget_gone()
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_utils._runtime import DEBUG, log, private, whole_torch
 from torch_utils.releasing.objects import (
@@ -46,15 +45,17 @@ _MOST_LOOKS = 20_000  # objects in attributes; further ones are not counted
 _LEVELS = 8  # of nested containers and objects
 
 
-@dataclass(frozen=True)
-class Held:
-    """One storage that a release gives up and that still exists.
+class Held(NamedTuple):
+    """One storage that a release gives up.
 
     Attributes:
         what: Its name in reports.
         nbytes: Its size in bytes.
         device: "host" or torch's name of the device, such as "cuda:0".
         key: The address of the C++ object.
+        weak: torch's weak reference, to be freed once.
+        lent_at: For memory of an array, a buffer or a file: its address, or 0. None for others.
+        is_expected: Whether it should be freed, rather than belong to a module that is referred to.
         stays: Whether an object that stays whole uses it.
     """
 
@@ -62,15 +63,14 @@ class Held:
     nbytes: int
     device: str
     key: int
-    stays: bool = False
+    weak: int
+    lent_at: int | None
+    is_expected: bool
+    stays: bool
 
 
 class Inventory:
-    """The storages that a release is about to give up, each counted once. Not thread-safe.
-
-    What is known of a storage stands in dictionaries by its address: an object for each storage
-    would set off garbage collections in the middle of a large release.
-    """
+    """The storages that a release is about to give up, each counted once. Not thread-safe."""
 
     def __init__(self) -> None:
         torch: Any = whole_torch()
@@ -82,15 +82,7 @@ class Inventory:
         )
         self._is_gone: Any = private(torch, "UntypedStorage._expired")
         self._free: Any = private(torch, "UntypedStorage._free_weak_ref")
-        self._weak: dict[int, int] = {}  # torch's weak references, to be freed once each
-        self._names: dict[int, str] = {}
-        self._sizes: dict[int, int] = {}
-        self._devices: dict[int, str] = {}
-        # Storages that a module only refers to, and that may survive.
-        self._unexpected: set[int] = set()
-        self._staying: set[int] = set()
-        # For memory of an array, a buffer or a file: its address, or 0.
-        self._lent_at: dict[int, int] = {}
+        self._storages: dict[int, Held] = {}
         self._freed: dict[str, int] = {}
         self._seen: set[int] = set()
         self._other_modules: list[Any] = []
@@ -157,19 +149,16 @@ class Inventory:
         for storage in storages_of(self._torch, tensor):
             try:
                 key, nbytes = storage._cdata, storage.nbytes()
-                if key in self._weak or not nbytes or not (address := storage.data_ptr()):
+                if key in self._storages or not nbytes or not (address := storage.data_ptr()):
                     continue
                 device = place_of(storage.device)
                 if device == "meta":
                     continue
-                if not storage.resizable():
-                    self._lent_at[key] = address if device == "host" else 0
-                if not is_expected:
-                    self._unexpected.add(key)
-                if self.counts_staying:
-                    self._staying.add(key)
-                self._names[key], self._sizes[key], self._devices[key] = name, nbytes, device
-                self._weak[key] = storage._weak_ref()
+                is_lent = not storage.resizable()
+                lent_at = (address if device == "host" else 0) if is_lent else None
+                flags = is_expected, self.counts_staying
+                weak = storage._weak_ref()
+                self._storages[key] = Held(name, nbytes, device, key, weak, lent_at, *flags)
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Fake and functional tensors have no real storage.
                 log(DEBUG, "%s: its storage cannot be counted: %r", name, error)
@@ -180,26 +169,17 @@ class Inventory:
             self._torch, self._is_gone, self._free = other._torch, other._is_gone, other._free
         for device, nbytes in other._freed.items():
             self.add_freed(device, nbytes)
-        for key, weak in other._weak.items():
-            if key in self._weak:
-                self._free(weak)
-                continue
-            self._weak[key] = weak
-            self._names[key], self._sizes[key] = other._names[key], other._sizes[key]
-            self._devices[key] = other._devices[key]
-            if key in other._lent_at:
-                self._lent_at[key] = other._lent_at[key]
-        self._unexpected |= other._unexpected
-        self._staying |= other._staying
-        other._weak = {}
+        for key, held in other._storages.items():
+            if self._storages.setdefault(key, held) is not held:
+                self._free(held.weak)
+        other._storages = {}
 
     def forget_gone(self) -> None:
         """Free the weak references of freed storages, which use the heap, and keep their sizes."""
-        is_gone, free = self._is_gone, self._free
-        for key in list(self._weak):
-            if key not in self._lent_at and is_gone(self._weak[key]):
-                self.add_freed(self._devices[key], self._sizes[key])
-                free(self._weak.pop(key))
+        for key, held in list(self._storages.items()):
+            if held.lent_at is None and self._is_gone(held.weak):
+                self.add_freed(held.device, held.nbytes)
+                self._free(self._storages.pop(key).weak)
 
     def alive(self) -> list[Held]:
         """Return the storages that should be freed but still exist, the largest first."""
@@ -215,36 +195,37 @@ class Inventory:
         """
         freed = dict(self._freed)
         alive, lent = [], []
-        ranges = _mapped_ranges() if self._lent_at else None
-        for key in self._weak:
-            device, nbytes = self._devices[key], self._sizes[key]
-            if not self._is_gone(self._weak[key]):
-                if key not in self._unexpected:
-                    freed.setdefault(device, 0)
-                    stays = key in self._staying
-                    alive.append(Held(self._names[key], nbytes, device, key, stays))
-                continue
-            address = self._lent_at.get(key)
-            if address is not None and (ranges is None or not address):
-                continue  # It is unknown whether the lender has freed it.
-            if address is None or not any(
-                begin < address + nbytes and address < end for begin, end in ranges or ()
-            ):
-                freed[device] = freed.get(device, 0) + nbytes
-            elif nbytes > _OWN_MAPPING_BYTES:
-                lent.append(Held(self._names[key], nbytes, device, key))
+        is_any_lent = any(held.lent_at is not None for held in self._storages.values())
+        ranges = _mapped_ranges() if is_any_lent else None
+        for held in self._storages.values():
+            if not self._is_gone(held.weak):
+                if held.is_expected:
+                    freed.setdefault(held.device, 0)
+                    alive.append(held)
+            elif held.lent_at is None or _is_mapped(held, ranges) is False:
+                freed[held.device] = freed.get(held.device, 0) + held.nbytes
+            elif _is_mapped(held, ranges) and held.nbytes > _OWN_MAPPING_BYTES:
+                lent.append(held)
         return freed, sorted(alive, key=lambda held: -held.nbytes), lent
 
     def free(self) -> None:
         """Free the weak references, each of which uses about 100 bytes of the C heap."""
-        while self._weak:
-            self._free(self._weak.popitem()[1])
+        while self._storages:
+            self._free(self._storages.popitem()[1].weak)
 
 
 def is_plain(torch: Any, tensor: Any) -> bool:
     """Return whether a tensor's class is torch's own, which has no slots."""
     kind = type(tensor)
     return kind is torch.nn.Parameter or kind is torch.Tensor
+
+
+def _is_mapped(held: Held, ranges: list[tuple[int, int]] | None) -> bool | None:
+    """Return whether the memory of a lender still exists; None if that is unknown."""
+    begin = held.lent_at
+    if not begin or ranges is None:
+        return None
+    return any(first < begin + held.nbytes and begin < last for first, last in ranges)
 
 
 def _mapped_ranges() -> list[tuple[int, int]] | None:
