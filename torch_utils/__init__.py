@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from torch_utils.memory import MemorySnapshot as MemorySnapshot
     from torch_utils.memory import memory_snapshot as memory_snapshot
     from torch_utils.memory import safe_cuda_empty_cache as safe_cuda_empty_cache
+    from torch_utils.memory import safe_tensor_cleanup as safe_tensor_cleanup
     from torch_utils.oom import clear_exception_frames as clear_exception_frames
     from torch_utils.oom import is_out_of_memory as is_out_of_memory
     from torch_utils.releasing.run import release as release
-    from torch_utils.releasing.tensors import safe_tensor_cleanup as safe_tensor_cleanup
     from torch_utils.report import CleanupReport as CleanupReport
     from torch_utils.report import StillHeld as StillHeld
     from torch_utils.resource import Resource as Resource
@@ -60,10 +60,10 @@ _NAMES_IN = {
     "ResourceClosedError SignalError TorchUtilsError UnknownModelError",
     "hosting.host": "HostStatus ModelHost",
     "hosting.pool": "ModelPool",
-    "memory": "DeviceMemory HostMemory MemorySnapshot memory_snapshot safe_cuda_empty_cache",
+    "memory": "DeviceMemory HostMemory MemorySnapshot memory_snapshot safe_cuda_empty_cache "
+    "safe_tensor_cleanup",
     "oom": "clear_exception_frames is_out_of_memory",
     "releasing.run": "release",
-    "releasing.tensors": "safe_tensor_cleanup",
     "report": "CleanupReport StillHeld",
     "resource": "Resource closes_on_error",
     "signals": "SignalExit exit_on_signals",

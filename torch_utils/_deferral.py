@@ -70,6 +70,7 @@ def _call_handlers(numbers: list[int]) -> None:
             _call_handlers(numbers)
 
 
+@early_bound
 class DeferredSignals:
     """Context manager that runs the program's signal handlers after the block.
 
@@ -82,7 +83,6 @@ class DeferredSignals:
     def __init__(self) -> None:
         self._held: dict[int, Any] = {}
 
-    @early_bound
     def __enter__(self) -> None:
         threading = MODULES.get("threading")
         if is_finalizing() or (threading and get_ident() != threading.main_thread().ident):
@@ -108,7 +108,6 @@ class DeferredSignals:
                 self._held[number] = _HANDLERS[number] = handler
                 signal.signal(number, _note)
 
-    @early_bound
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         if not self._held:
             return

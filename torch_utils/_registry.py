@@ -59,6 +59,7 @@ class _Raises:
         raise self.error
 
 
+@early_bound
 class Registry:
     """All open entries by the id of their owner, in order of creation."""
 
@@ -67,7 +68,6 @@ class Registry:
         self._known_pid = 0
         self.on_new_process: Callable[[], None] | None = None
 
-    @early_bound
     def add(self, entry: Entry) -> None:
         """Register a new entry behind all others."""
         self._entries.pop(entry.key, None)  # Left by a destructor that did not call ours.
@@ -77,18 +77,15 @@ class Registry:
             if self.on_new_process is not None:
                 self.on_new_process()
 
-    @early_bound
     def get(self, key: int) -> Entry | None:
         """Return the entry of an owner, or None if it is closed."""
         return self._entries.get(key)
 
-    @early_bound
     def discard(self, entry: Entry) -> None:
         """Remove an entry, unless a newer one has taken its place."""
         if self._entries.get(entry.key) is entry:
             self._entries.pop(entry.key, None)
 
-    @early_bound
     def open_entries(self) -> list[Entry]:
         """Return the open entries, newest first."""
         return list(self._entries.copy().values())[::-1]
@@ -99,7 +96,6 @@ class Registry:
             if entry.thread == thread:
                 entry.at_exit = False
 
-    @early_bound
     def close_all(self) -> None:
         """Close all entries of this process, newest first, and then those opened meanwhile.
 
@@ -108,17 +104,15 @@ class Registry:
         """
         pid, me = getpid(), get_ident()
         tried: set[Entry] = set()
-        deadline, passes = 0.0, 0
+        deadline = 0.0
         with DeferredSignals():
-            while batch := [
-                e for e in self.open_entries() if e not in tried and e.pid == pid and e.at_exit
-            ]:
-                passes += 1
-                if passes > MOST_PASSES:
-                    _Raises(RuntimeError("a _release() always opens another resource at exit"))
+            for _ in range(MOST_PASSES):
+                mine = [e for e in self.open_entries() if e.pid == pid and e.at_exit]
+                batch = [entry for entry in mine if entry not in tried]
+                if not batch:
                     break
+                tried.update(batch)
                 for entry in batch:
-                    tried.add(entry)
                     try:
                         entry.close(timeout_s=EXIT_WAIT_S)
                     except BaseException as error:
@@ -127,6 +121,8 @@ class Registry:
                         _Raises(error)
                     if entry.thread not in (None, me):
                         deadline = monotonic() + EXIT_WAIT_S
+            else:
+                _Raises(RuntimeError("a _release() always opens another resource at exit"))
             # A thread that was closing a resource may go on with others of the same collection.
             while monotonic() < deadline and any(self.get(e.key) is e for e in tried):
                 sleep(0.005)
@@ -135,6 +131,7 @@ class Registry:
 REGISTRY = Registry()
 
 
+@early_bound
 class Entry:
     """One open resource.
 
@@ -169,12 +166,10 @@ class Entry:
         self._is_finished = False
         self._claim = allocate_lock()
 
-    @early_bound
     def is_closed(self) -> bool:
         """Return whether it is closed. The thread that is closing it still sees it open."""
         return self._is_finished or (self._claim.locked() and self.thread != get_ident())
 
-    @early_bound
     def close(self, owner: Any = None, timeout_s: float = -1) -> bool:
         """Release the owner once; wait if another thread is releasing it.
 
@@ -217,7 +212,6 @@ class Entry:
             self._wait(timeout_s)
         return False
 
-    @early_bound
     def _wait(self, timeout_s: float) -> None:
         """Wait until the thread that claimed it has finished."""
         me = get_ident()

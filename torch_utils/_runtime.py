@@ -35,8 +35,14 @@ def early_bound(function: F) -> F:
 
     Shutdown sets the globals of modules to None, but not this dictionary. A name that is not
     defined yet is missing at every call, so any test finds it. Replacing the name in the module
-    later has no effect here. Unlike default arguments, this keeps the signature.
+    later has no effect here. Unlike default arguments, this keeps the signature. For a class, bind
+    the names of all its methods.
     """
+    if isinstance(function, type):
+        for name, method in list(vars(function).items()):
+            if type(method) is type(early_bound):
+                setattr(function, name, early_bound(method))
+        return function
     names = {
         name: function.__globals__[name]
         for name in _names(function.__code__)

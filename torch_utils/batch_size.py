@@ -137,20 +137,17 @@ def _check_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> No
     """Raise a TypeError if a call passes the batch size as well."""
     try:
         signature = inspect.signature(function)
-        first = next(iter(signature.parameters), None)
     except (TypeError, ValueError):  # A builtin without a signature.
         return
-    if first is None:
+    first = next(iter(signature.parameters), None)
+    if first is None or _binds(signature, (0, *args), kwargs):
         return
-    try:
-        signature.bind(0, *args, **kwargs)
-    except TypeError:
-        if first in kwargs or _binds(signature, args, kwargs):
-            name = getattr(function, "__name__", repr(function))
-            raise TypeError(
-                f"{name}() gets its batch size from find_batch_size; call it without the argument "
-                f"{first!r}"
-            ) from None
+    if first in kwargs or _binds(signature, args, kwargs):
+        name = getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"{name}() gets its batch size from find_batch_size; call it without the argument "
+            f"{first!r}"
+        )
 
 
 def _binds(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:

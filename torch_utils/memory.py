@@ -27,6 +27,7 @@ __all__ = [
     "MemorySnapshot",
     "memory_snapshot",
     "safe_cuda_empty_cache",
+    "safe_tensor_cleanup",
 ]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -250,6 +251,43 @@ def safe_cuda_empty_cache() -> bool:
         log(DEBUG, "CUDA cache not emptied: %r", error)
         return False
     return _empty_cache("cuda", torch)
+
+
+@early_bound
+def safe_tensor_cleanup(tensor_attr_name: str, obj: Any) -> bool:
+    """Set the attribute ``obj.<tensor_attr_name>`` to None, to drop the tensors that it holds.
+
+    Works for plain attributes, ``__slots__``, properties with a setter or deleter, registered
+    parameters and buffers. The attribute may hold a tensor or a list, tuple or dictionary of
+    tensors. It is meant for destructors: it never raises, imports nothing and initialises no
+    device. It is as thread-safe as setting an attribute.
+
+    Other references keep the tensor's memory alive. To free it nevertheless, use `release`.
+
+    Args:
+        tensor_attr_name: The name of the attribute.
+        obj: Its owner. It may be None or half built.
+
+    Returns:
+        True if the attribute held something and was cleared. False if it was missing or None, or
+        if the owner refused the change and is unchanged.
+    """
+    try:
+        if getattr(obj, tensor_attr_name, None) is None:
+            return False
+        try:
+            setattr(obj, tensor_attr_name, None)
+        except Exception as error:
+            # A property without a setter, a frozen owner or a validating __setattr__ may raise
+            # anything. A deleter may still work.
+            log(DEBUG, "%s refuses None: %r", tensor_attr_name, error)
+        if getattr(obj, tensor_attr_name, None) is not None:
+            delattr(obj, tensor_attr_name)
+        return getattr(obj, tensor_attr_name, None) is None
+    except Exception as error:
+        # Destructors call this for owners that may be half built or torn down.
+        log(DEBUG, "%s not cleaned up: %r", tensor_attr_name, error)
+        return False
 
 
 def empty_caches(devices: Collection[str] | None = None) -> list[str]:

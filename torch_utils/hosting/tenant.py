@@ -12,7 +12,6 @@ from torch_utils._runtime import log, whole_torch
 from torch_utils.errors import TorchUtilsError
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.memory import memory_snapshot
-from torch_utils.releasing.modules import tree_of
 from torch_utils.releasing.objects import (
     attributes_of,
     contents_of,
@@ -21,6 +20,7 @@ from torch_utils.releasing.objects import (
     is_released,
 )
 from torch_utils.releasing.run import release, storage_bytes
+from torch_utils.releasing.targets import tree_of
 from torch_utils.report import CleanupReport
 from torch_utils.resource import Resource
 

@@ -10,26 +10,12 @@ from __future__ import annotations
 
 import gc
 import sys
+import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import IntEnum, auto
 from gc import is_tracked
-from types import (
-    AsyncGeneratorType,
-    BuiltinFunctionType,
-    CodeType,
-    CoroutineType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    TracebackType,
-)
 from typing import Any
 from weakref import CallableProxyType, ProxyType
 
@@ -149,15 +135,16 @@ _SEQUENCES = (list, tuple, set, frozenset, deque)
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _LEAF_CLASSES = (
     *(bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice, type),
-    *(type(None), type(Ellipsis), type(NotImplemented), BaseException, ModuleType, FrameType),
-    *(FunctionType, BuiltinFunctionType, MethodType, CodeType, TracebackType),
+    *(type(None), type(Ellipsis), type(NotImplemented), BaseException, types.ModuleType),
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType),
+    *(types.FrameType, types.TracebackType),
     *(property, staticmethod, classmethod, ProxyType, CallableProxyType),
 )
-_SUSPENDABLE = (GeneratorType, CoroutineType, AsyncGeneratorType)
+_SUSPENDABLE = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 # By the ids of classes.
 _KIND_OF_CLASS: dict[int, Kind] = {
     **{id(kind): Kind.ITERATOR for kind in _SUSPENDABLE},
-    **{id(kind): Kind.MAPPING for kind in (dict, MappingProxyType)},
+    **{id(kind): Kind.MAPPING for kind in (dict, types.MappingProxyType)},
     **{id(kind): Kind.ITEMS for kind in (*_SEQUENCES, *_VIEWS)},
     **{id(kind): Kind.LEAF for kind in _LEAF_CLASSES},
 }
@@ -241,7 +228,7 @@ def is_method(value: Any) -> bool:
 
 def _is_awaitable(function: Any) -> bool:
     function = getattr(function, "__func__", function)
-    code = function.__code__ if type(function) is FunctionType else None
+    code = function.__code__ if type(function) is types.FunctionType else None
     return code is not None and bool(code.co_flags & _AWAITABLE_FLAGS)
 
 
@@ -255,7 +242,6 @@ def is_index_class(bases: tuple[type, ...]) -> bool:
 
 # The parts of an object
 
-_LONGEST_NAME = 200
 _SHOWN_KEYS = frozenset((str, int, float, bool, bytes, type(None)))
 
 
@@ -265,14 +251,14 @@ def contents_of(thing: Any) -> dict[str, Any]:
     return contents
 
 
-def slots_of(kind: type) -> list[MemberDescriptorType]:
+def slots_of(kind: type) -> list[types.MemberDescriptorType]:
     """Return the slots that a class and its bases declare."""
     declaring = [c for c in map(class_contents, bases_of(kind)) if "__slots__" in c]
     return [v for contents in declaring for v in contents.values() if _is_slot(v)]
 
 
 def _is_slot(value: object) -> bool:
-    return type(value) is MemberDescriptorType
+    return type(value) is types.MemberDescriptorType
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:
@@ -280,7 +266,7 @@ def attributes_of(thing: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in bases_of(type(thing)):
         own = class_contents(base).get("__dict__")
-        if type(own) is GetSetDescriptorType or _is_slot(own):  # Some C classes have a slot.
+        if type(own) is types.GetSetDescriptorType or _is_slot(own):  # Some C classes have a slot.
             found.update(own.__get__(thing))
             break
     for slot in slots_of(type(thing)):
@@ -308,11 +294,11 @@ def parts_of(thing: Any, name: str, kinds: Kinds) -> Iterator[Part]:
     if kind not in (Kind.MAPPING, Kind.ITEMS):
         attributes = attributes_of(thing).items()
         labelled.append((value, f".{key}") for key, value in attributes if is_tracked(value))
-    is_long = len(name) > _LONGEST_NAME  # Names of deeply nested parts would fill the memory.
     for found in labelled:
         for part, label in found:
             if kinds(part) is not Kind.LEAF:
-                yield part, name if is_long else name + label
+                # Names of deeply nested parts would fill the memory.
+                yield part, name + label if len(name) < 200 else name
 
 
 def _shown(key: Any) -> str:

@@ -19,8 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 from torch_utils._runtime import whole_torch
-from torch_utils.releasing.faiss_indexes import FaissTarget
-from torch_utils.releasing.modules import CLAIMS, CloseTarget, ModuleTarget, TrainingTarget
 from torch_utils.releasing.objects import (
     CONTAINERS,
     TARGETS,
@@ -36,17 +34,9 @@ from torch_utils.releasing.objects import (
     parts_of,
 )
 from torch_utils.releasing.sharing import used_by_others
-from torch_utils.releasing.storages import Target, without_overrides
-from torch_utils.releasing.tensors import HolderTarget, TensorTarget
+from torch_utils.releasing.storages import without_overrides
+from torch_utils.releasing.targets import CLAIMS, TARGET_OF, CloseTarget, HolderTarget, Target
 
-_TARGET_OF: dict[Kind, type[Target]] = {
-    Kind.MODULE: ModuleTarget,
-    Kind.TENSOR: TensorTarget,
-    Kind.TRAINING: TrainingTarget,
-    Kind.INDEX: FaissTarget,
-    Kind.RESOURCE: CloseTarget,
-    Kind.CLOSABLE: CloseTarget,
-}
 _HOLDERS = (Kind.OTHER, Kind.LIBRARY, Kind.RECORD)
 _MAY_CLOSE = (*_HOLDERS, Kind.ITERATOR)
 
@@ -163,7 +153,7 @@ class _Walk:
             for part, name in parts_of(*one, self._kinds):
                 kind = self._kinds(part)
                 if kind in (Kind.MODULE, Kind.TENSOR) and id(part) not in self._targets:
-                    kept[id(part)] = _TARGET_OF[kind](part, name, is_named=False)
+                    kept[id(part)] = TARGET_OF[kind](part, name, is_named=False)
         return list(kept.values())
 
     def _look_at_named(self, thing: Any, name: str) -> None:
@@ -236,7 +226,7 @@ class _Walk:
         if kind not in (Kind.TENSOR, Kind.RESOURCE):
             name = name_of(type(thing))
         self._levels[-1].is_found = True
-        self._targets[id(thing)] = _TARGET_OF[kind](thing, name, is_named=is_named)
+        self._targets[id(thing)] = TARGET_OF[kind](thing, name, is_named=is_named)
         if kind is Kind.TRAINING and package_of(type(thing)) == "accelerate":
             for inner in attributes_of(thing).values():  # The wrapper has no state.
                 if self._kinds(inner) is Kind.TRAINING and id(inner) not in self._targets:

@@ -36,10 +36,10 @@ from torch_utils.memory import MemorySnapshot, clear_caches_of_torch, empty_cach
 from torch_utils.memory import trim_host as trim_host_heap
 from torch_utils.oom import Handled
 from torch_utils.releasing.holders import find_holders
-from torch_utils.releasing.modules import CLAIMS, Claim, Closer, bury
 from torch_utils.releasing.objects import find_in_class
 from torch_utils.releasing.plan import plan
-from torch_utils.releasing.storages import Held, Inventory, Target, without_overrides
+from torch_utils.releasing.storages import Held, Inventory, without_overrides
+from torch_utils.releasing.targets import CLAIMS, Claim, Closer, Target, bury
 from torch_utils.report import CleanupReport, StillHeld, variables_first
 
 Collect = Literal["auto", "never", "full"]

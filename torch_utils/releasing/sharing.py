@@ -13,26 +13,15 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import types
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from gc import is_tracked
-from types import (
-    AsyncGeneratorType,
-    CellType,
-    CoroutineType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    MappingProxyType,
-    MethodType,
-    ModuleType,
-)
 from typing import Any
 
 from torch_utils._runtime import has_frozen, whole_torch
-from torch_utils.releasing.modules import CLAIMS, children_of
 from torch_utils.releasing.objects import contents_of, find_in_class, is_instance, module_of
-from torch_utils.releasing.storages import Target
+from torch_utils.releasing.targets import CLAIMS, Target, children_of
 
 _AT_ONCE = 16
 """The time of a walk of the heap grows with the number of objects that it looks for."""
@@ -40,18 +29,14 @@ _MOST_WALKS = 3
 _MOST_PASSING = 512  # Each running method of a module has two or three.
 _LEVELS = 3  # of containers between an object outside and a suspect
 _MOST_NODES = 200_000
-_SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
-_DEAD_ENDS = frozenset(map(id, (FrameType, *_SUSPENDED)))
-_VARIABLES = frozenset(map(id, (FrameType, CellType, FunctionType, *_SUSPENDED)))
-_PASSING = frozenset(
-    map(
-        id,
-        (
-            *(list, tuple, set, frozenset, dict, deque, MethodType, functools.partial),
-            *(MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),
-        ),
-    )
+_SUSPENDED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_DEAD_ENDS = frozenset(map(id, (types.FrameType, *_SUSPENDED)))
+_VARIABLES = frozenset(map(id, (types.FrameType, types.CellType, types.FunctionType, *_SUSPENDED)))
+_PASSING_TYPES: tuple[type, ...] = (
+    *(list, tuple, set, frozenset, dict, deque, types.MethodType, functools.partial),
+    *(types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),
 )
+_PASSING = frozenset(map(id, _PASSING_TYPES))
 _OF_LOOPS = ("builtins", "itertools")  # the modules of a loop's iterators
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -192,7 +177,7 @@ def _is_of_variables(thing: Any) -> bool:
 
 def _outputs_of_notebook() -> Any:
     main = sys.modules.get("__main__")
-    return vars(main).get("_oh") if type(main) is ModuleType else None
+    return vars(main).get("_oh") if type(main) is types.ModuleType else None
 
 
 def _reachable(
@@ -202,8 +187,7 @@ def _reachable(
 
     Tensors, classes, functions' globals and modules are not entered.
     """
-    tensor: Any = whole_torch()
-    tensor = tensor.Tensor
+    torch: Any = whole_torch()
     found = {id(root): root for root in roots}
     counts: Counter[int] = Counter()
     pending = list(found.values())
@@ -214,7 +198,7 @@ def _reachable(
             if id(part) in found or id(part) in stop or _is_dead_end(part):
                 continue
             found[id(part)] = part
-            if not is_instance(part, tensor):
+            if not is_instance(part, torch.Tensor):
                 pending.append(part)
     return found, counts
 
@@ -223,7 +207,8 @@ def _is_dead_end(thing: Any) -> bool:
     kind = type(thing)
     if kind is dict:
         return "__builtins__" in thing
-    return id(kind) in _DEAD_ENDS or is_instance(thing, type) or is_instance(thing, ModuleType)
+    is_namespace = is_instance(thing, type) or is_instance(thing, types.ModuleType)
+    return is_namespace or id(kind) in _DEAD_ENDS
 
 
 def _with_more_references(things: dict[int, Any], known: Counter[int]) -> set[int]:

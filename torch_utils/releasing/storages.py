@@ -6,7 +6,7 @@ weak reference to the tensor's storage does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -263,45 +263,3 @@ def storages_of(torch: Any, tensor: Any) -> list[Any]:
             # A CSR tensor has no ccol_indices.
             found.append(base.untyped_storage(getattr(base, name)(tensor)))
     return found
-
-
-class Target:
-    """One object to release.
-
-    Attributes:
-        name: Its name in reports.
-        is_named: Whether the caller passed it, by itself or in a container.
-        stays: Whether it stays whole, because an object outside uses it as well.
-        tree: The modules in it with their paths; empty for everything but a module.
-        is_silent: Whether using the object after its release would raise no error.
-    """
-
-    __slots__ = ("is_named", "name", "stays", "thing")
-    is_tensor = False
-    is_silent = False
-    tree: list[tuple[Any, str]] = []  # noqa: RUF012  (never changed)
-
-    def __init__(self, thing: Any, name: str, *, is_named: bool) -> None:
-        self.thing = thing
-        self.name = name
-        self.is_named = is_named
-        self.stays = False
-
-    def spare(self, used: Set[int]) -> None:
-        """Learn which contained objects, by their ids, are used by objects outside."""
-        self.stays = not self.is_named and id(self.thing) in used
-
-    def count(self, inventory: Inventory) -> None:
-        """Add the storages that it will give up to the inventory."""
-
-    def closers(self) -> list[Any]:
-        """Return the `Closer`s to call before anything is emptied."""
-        return []
-
-    def give_up(self, place: str, trash: list[Any]) -> None:
-        """Release the object.
-
-        Args:
-            place: The line of the program that called for it.
-            trash: Takes what was taken out, until no lock is held.
-        """

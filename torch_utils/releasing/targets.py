@@ -1,4 +1,4 @@
-"""Release modules and what trains them in place, and turn them into tombstones.
+"""Targets: what each kind of object gives up at its release, and the tombstone that remains.
 
 Weights are shared in two ways. Two modules may hold the same Parameter: a release removes only one
 reference to it. Two models may contain the same submodule: it stays intact.
@@ -10,26 +10,85 @@ reading an attribute raises an AttributeError as well.
 
 from __future__ import annotations
 
+import gc
+import sys
+from _thread import get_ident
 from abc import ABCMeta
-from collections.abc import Callable, Set
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import lru_cache
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
+from weakref import ReferenceType, ref
 
-from torch_utils._runtime import early_bound, whole_torch
+from torch_utils._runtime import cuda_is_of_parent, early_bound, private, whole_torch
 from torch_utils.errors import ReleasedAttributeError, ReleasedError
 from torch_utils.releasing.objects import (
+    CONTAINERS,
+    TARGETS,
+    Kind,
+    Kinds,
     attributes_of,
     bases_of,
     contents_of,
     entries_of,
     find_in_class,
+    is_among,
+    is_index_class,
     is_instance,
     is_method,
     is_released,
     is_tombstone_class,
     name_of,
+    parts_of,
     slots_of,
 )
-from torch_utils.releasing.storages import Inventory, Target
+from torch_utils.releasing.storages import Inventory, is_plain
+
+
+class Target:
+    """One object to release.
+
+    Attributes:
+        name: Its name in reports.
+        is_named: Whether the caller passed it, by itself or in a container.
+        stays: Whether it stays whole, because an object outside uses it as well.
+        tree: The modules in it with their paths; empty for everything but a module.
+        is_silent: Whether using the object after its release would raise no error.
+    """
+
+    __slots__ = ("is_named", "name", "stays", "thing")
+    is_tensor = False
+    is_silent = False
+    tree: list[tuple[Any, str]] = []  # noqa: RUF012  (never changed)
+
+    def __init__(self, thing: Any, name: str, *, is_named: bool) -> None:
+        self.thing = thing
+        self.name = name
+        self.is_named = is_named
+        self.stays = False
+
+    def spare(self, used: Set[int]) -> None:
+        """Learn which contained objects, by their ids, are used by objects outside."""
+        self.stays = not self.is_named and id(self.thing) in used
+
+    def count(self, inventory: Inventory) -> None:
+        """Add the storages that it will give up to the inventory."""
+
+    def closers(self) -> list[Any]:
+        """Return the `Closer`s to call before anything is emptied."""
+        return []
+
+    def give_up(self, place: str, trash: list[Any]) -> None:
+        """Release the object.
+
+        Args:
+            place: The line of the program that called for it.
+            trash: Takes what was taken out, until no lock is held.
+        """
+
+
+# Modules
 
 
 class ModuleTarget(Target):
@@ -194,6 +253,269 @@ class CloseTarget(Target):
         return [Closer(self.name, self.thing, "close")]
 
 
+# Tensors
+
+_LEVELS = 8  # of nested containers
+_REBUILT = frozenset((list, tuple, dict, OrderedDict))
+_PLAIN_KEYS = frozenset((str, int, float, bool, bytes, type(None)))
+
+
+class TensorTarget(Target):
+    """A tensor. One that the caller passed has no elements after its release."""
+
+    __slots__ = ()
+    is_tensor = True
+
+    def count(self, inventory: Inventory) -> None:
+        inventory.add(self.name, self.thing)
+
+    def give_up(self, place: str, trash: list[Any]) -> None:
+        """Replace the object's C++ tensor by an empty one. Call this inside `without_overrides`.
+
+        The new C++ tensor has the same class, dtype and device, and the shape (0,). The old one
+        stays intact for its other users: views, arrays, DLPack capsules, autograd graphs,
+        collectives, and functions in other threads, which own a reference. Changing ``data`` or
+        calling `Tensor.set_` would change it for them as well. A *method* of this very tensor that
+        another thread is running borrows the C++ tensor, and must have ended.
+
+        Outputs of compiled code's CUDA graphs stay as they are: torch returns the same object
+        again, and cannot swap it.
+
+        Raises:
+            RuntimeError: This torch cannot swap tensors. The tensor stays intact.
+        """
+        if not self.is_named:
+            return  # The object that contains it lets it go.
+        torch: Any = whole_torch()
+        swap, is_cached = _swapping(torch)
+        if swap is None:
+            raise RuntimeError(
+                f"torch {torch.__version__} cannot empty a tensor in place, so it was left whole; "
+                "delete the variables that refer to it instead"
+            )
+        if is_cached is not None and is_cached(self.thing):
+            return
+        base = torch.Tensor
+        if base.is_cuda.__get__(self.thing) and cuda_is_of_parent(torch):
+            return  # A forked child can neither use nor release it.
+        if base.is_leaf.__get__(self.thing):
+            base.grad.__set__(self.thing, None)
+        other = nothing_like(torch, self.thing)
+        swap(self.thing, other)
+        trash.append(other)
+        base._backward_hooks.__set__(self.thing, None)
+        contents = contents_of(self.thing)
+        if contents:
+            trash.append(dict(contents))
+            contents.clear()
+        if not is_plain(torch, self.thing):
+            _empty_slots(self.thing, type(self.thing), trash)
+
+
+@lru_cache(maxsize=1)
+def _swapping(torch: Any) -> tuple[Any, Any]:
+    return private(torch, "_C._swap_tensor_impl"), private(torch, "_C._is_cached_tensor")
+
+
+def nothing_like(torch: Any, tensor: Any) -> Any:
+    """Return an empty tensor with the dtype, device and gradient setting of another."""
+    base = torch.Tensor
+    dtype, device = base.dtype.__get__(tensor), base.device.__get__(tensor)
+    needs_gradient = base.is_leaf.__get__(tensor) and base.requires_grad.__get__(tensor)
+    if base.is_quantized.__get__(tensor):
+        return torch._empty_affine_quantized(
+            (0,), scale=1.0, zero_point=0, dtype=dtype, device=device
+        )
+    if base.is_inference(tensor) != torch.is_inference_mode_enabled():
+        with torch.inference_mode(base.is_inference(tensor)):
+            return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
+    return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
+
+
+class HolderTarget(Target):
+    """An object that holds models or tensors in attributes.
+
+    Its models are targets of their own. In an attribute, also in containers, a tensor is replaced
+    by an empty one, and a model that stays for others by a tombstone. The tensor or model itself,
+    and a container that others may use, are not changed.
+    """
+
+    is_silent = True
+
+    def __init__(self, thing: Any, name: str, *, is_named: bool) -> None:
+        super().__init__(thing, name, is_named=is_named)
+        self._spared: Set[int] = frozenset()
+
+    def spare(self, used: Set[int]) -> None:
+        super().spare(used)
+        self._spared = used
+
+    def give_up(self, place: str, trash: list[Any]) -> None:
+        thing, self._place, self._kinds = self.thing, place, Kinds(whole_torch())
+        if is_instance(thing, dict):
+            self._let_go(thing, dict.items(thing), dict.__setitem__, trash)
+        slots = {slot.__name__: slot for slot in slots_of(type(thing))}
+        attributes = attributes_of(thing)
+        filled = [name for name in attributes if name in slots]
+        in_slots = [(slots[name], attributes.pop(name)) for name in filled]
+        if attributes:
+            self._let_go(contents_of(thing), attributes.items(), dict.__setitem__, trash)
+        self._let_go(thing, in_slots, _set_slot, trash)
+
+    def _let_go(self, owner: Any, items: Any, put: Any, trash: list[Any]) -> None:
+        for key, value in list(items):
+            emptied = self._without_tensors(value, _LEVELS)
+            if emptied is not value:
+                trash.append(value)
+                put(owner, key, emptied)
+
+    def _without_tensors(self, value: Any, levels: int) -> Any:
+        kind = self._kinds(value)
+        if kind is Kind.TENSOR:
+            return nothing_like(whole_torch(), value)
+        if kind in TARGETS and id(value) in self._spared:
+            return stand_in(value, f"the {name_of(type(value))} of {self.name}", self._place)
+        if kind not in CONTAINERS or kind is Kind.RECORD or not levels:
+            return value
+        parts = {id(part): part for part, _ in parts_of(value, "", self._kinds)}
+        emptied = {key: self._without_tensors(part, levels - 1) for key, part in parts.items()}
+        if all(emptied[key] is part for key, part in parts.items()):
+            return value
+        exact = type(value)
+        is_mapping = exact is dict or exact is OrderedDict
+        if exact not in _REBUILT or (is_mapping and not _PLAIN_KEYS.issuperset(map(type, value))):
+            return None  # A copy would run code of the program, such as the hash of a key.
+        if is_mapping:
+            return exact((key, emptied.get(id(part), part)) for key, part in value.items())
+        return exact(emptied.get(id(part), part) for part in value)
+
+
+def _set_slot(owner: Any, slot: Any, value: Any) -> None:
+    slot.__set__(owner, value)
+
+
+# Indexes. A Python proxy owns its C++ index or points at one with another owner. An index that
+# wraps another one (IndexIDMap, IndexIVF with its quantizer) keeps the inner proxy in its list
+# ``referenced_objects`` and uses the bare pointer. Destroying the inner index would make it crash.
+
+
+class FaissTarget(Target):
+    """A faiss index of any kind.
+
+    Its proxy becomes a tombstone first, so that no thread can start to use it. Then the C++ object
+    is destroyed. If another thread or another index is using it, the proxy is restored instead.
+    """
+
+    _nbytes = 0
+    _parts: Sequence[tuple[ReferenceType[Any], int]] = ()
+
+    def count(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        inventory.is_partial = True  # the graphs and lists around the vectors
+        self._nbytes = _code_bytes(self.thing) if self.thing.thisown else 0
+        self._parts = list(_parts_of(self.thing)) if self.thing.thisown else []
+
+    def give_up(self, place: str, trash: list[Any]) -> None:
+        index = self.thing
+        kind, contents = type(index), dict(contents_of(index))
+        proxied = contents.get("this")
+        bury(index, f"this {self.name}", place, [])
+        if proxied is None or not proxied.own():
+            return
+        reason = _reason_to_keep(index, self.name)
+        if reason:
+            # In this order, other threads see either the tombstone or the whole index.
+            left = contents_of(index)
+            left.update(contents)
+            object.__setattr__(index, "__class__", kind)
+            for key in left.keys() - contents.keys():
+                left.pop(key)
+            raise RuntimeError(reason)
+        del proxied
+        contents.clear()
+        self._nbytes += sum(nbytes for part, nbytes in self._parts if part() is None)
+        if self._nbytes:
+            self._inventory.add_freed("host", self._nbytes)
+
+
+def _code_bytes(index: Any) -> int:
+    """Return the bytes of the stored vectors, without the graphs and lists around them."""
+    for name in ("index", "storage"):  # An inner index, which it may own.
+        inner = getattr(index, name, None)
+        if inner is not None:
+            return _code_bytes(_downcast(inner)) if getattr(index, "own_fields", False) else 0
+    size = getattr(index, "code_size", None)
+    try:
+        size = index.sa_code_size() if size is None else size
+    except (AttributeError, RuntimeError):  # It has no code size.
+        return 0
+    return int(index.ntotal) * int(size)
+
+
+def _downcast(index: Any) -> Any:
+    """Return a proxy of the index's real class; a field returns one of the base class."""
+    name = "downcast_IndexBinary" if hasattr(index, "code_size") else "downcast_index"
+    downcast = getattr(sys.modules.get("faiss"), name, None)
+    return index if downcast is None else downcast(index)
+
+
+def _parts_of(index: Any) -> Iterator[tuple[ReferenceType[Any], int]]:
+    """Yield the inner indexes that Python owns, which may be destroyed with the outer one."""
+    for part in contents_of(index).get("referenced_objects", ()):
+        if is_index_class(bases_of(type(part))) and part.thisown:
+            yield ref(part), _code_bytes(part)
+            yield from _parts_of(part)
+
+
+def _reason_to_keep(index: Any, name: str) -> str:
+    if is_among(index, _arguments_in_faiss()):
+        return f"another thread is using this {name}, so it was not released; release it later"
+    lists = [r for r in gc.get_referrers(index) if type(r) is list]
+    if lists and any(_refers_from(owner, lists) for owner in gc.get_referrers(*lists)):
+        return (
+            f"another faiss index uses this {name}, so it was not released; release the other "
+            "index first, or pass both in that order"
+        )
+    return ""
+
+
+def _arguments_in_faiss() -> Iterator[Any]:
+    """Yield the variables of faiss's functions that run in other threads."""
+    for thread, top in sys._current_frames().items():
+        frame: FrameType | None = None if thread == get_ident() else top
+        while frame is not None:
+            name = frame.f_globals.get("__name__")
+            if type(name) is str and name.partition(".")[0] == "faiss":
+                for value in list(frame.f_locals.values()):
+                    yield value
+                    if type(value) in (tuple, list, dict):  # ``*args``
+                        yield from gc.get_referents(value)
+            frame = frame.f_back
+
+
+def _refers_from(owner: Any, lists: list[Any]) -> bool:
+    """Return whether one of the lists is the owner's ``referenced_objects``."""
+    # The owner is a dictionary, or a proxy that has no dictionary of its own yet.
+    contents = owner
+    if type(owner) is not dict:
+        try:
+            contents = contents_of(owner)
+        except AttributeError:
+            return False
+    found = dict.get(contents, "referenced_objects") if type(contents) is dict else None
+    return is_among(found, lists)
+
+
+TARGET_OF: dict[Kind, type[Target]] = {
+    Kind.MODULE: ModuleTarget,
+    Kind.TENSOR: TensorTarget,
+    Kind.TRAINING: TrainingTarget,
+    Kind.INDEX: FaissTarget,
+    Kind.RESOURCE: CloseTarget,
+    Kind.CLOSABLE: CloseTarget,
+}
+
+
 # Tombstones
 
 _PACKAGE = __name__.partition(".")[0]
@@ -236,6 +558,7 @@ _READABLE = frozenset((*dir(object), "__dict__", "__call__"))
 _CLOSING = {"close": _nothing, "aclose": _nothing_to_await, "closed": True}
 
 
+@early_bound
 class Tombstone:
     """The class of a released object.
 
@@ -246,7 +569,6 @@ class Tombstone:
 
     _is_tombstone = True
 
-    @early_bound
     def __getattribute__(self, name: str) -> Any:
         former = _read(self, "__dict__")[_KEY].kind
         if name == "__class__":
@@ -262,22 +584,18 @@ class Tombstone:
     # A former class with slots, from which the tombstone derives, may define its own.
     __getattr__ = __getattribute__
 
-    @early_bound
     def __setattr__(self, name: str, value: object) -> None:
         refuse(self, name, ReleasedAttributeError)
 
-    @early_bound
     def __delattr__(self, name: str) -> None:
         refuse(self, name, ReleasedAttributeError)
 
-    @early_bound
     def __dir__(self) -> list[str]:
         return dir(object)
 
     def __bool__(self) -> bool:
         return True  # For ``if self.model`` in destructors.
 
-    @early_bound
     def __repr__(self) -> str:
         return f"<released {_read(self, '__dict__')[_KEY].name}>"
 
@@ -290,7 +608,6 @@ class Tombstone:
     __exit__ = _nothing
     __aexit__ = _nothing_to_await
 
-    @early_bound
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse(self, "pickle")
 
@@ -340,19 +657,23 @@ def bury(thing: Any, name: str, place: str, trash: list[Any]) -> None:
             object.__setattr__(thing, "__class__", Tombstone)
         except TypeError:
             object.__setattr__(thing, "__class__", _tombstone_subclass(record.kind))
-    # A plain tombstone has no slots.
-    for slot in () if type(thing) is Tombstone else slots_of(record.kind):
-        try:
-            trash.append(slot.__get__(thing))
-            slot.__delete__(thing)
-        except (AttributeError, TypeError):
-            continue  # The slot is empty, or a read-only field of a C class.
+    if type(thing) is not Tombstone:  # A plain tombstone has no slots.
+        _empty_slots(thing, record.kind, trash)
     if len(contents) > 1:
         # A new dictionary first, for a thread that reads the name meanwhile.
         object.__setattr__(thing, "__dict__", {_KEY: record})
         for key in list(contents):  # Another thread may use the old one.
             if key is not _KEY:
                 trash.append(contents.pop(key, None))
+
+
+def _empty_slots(thing: Any, kind: type, trash: list[Any]) -> None:
+    for slot in slots_of(kind):
+        try:
+            trash.append(slot.__get__(thing))
+            slot.__delete__(thing)
+        except (AttributeError, TypeError):
+            continue  # The slot is empty, or a read-only field of a C class.
 
 
 def stand_in(thing: Any, name: str, place: str) -> Tombstone:
