@@ -33,13 +33,19 @@ _PATIENCE_S = {signal.SIGINT: 0.0, signal.SIGTERM: 1.0}
 """How long after the first a second signal waits as well; others always do."""
 _NOTED: list[int] = []
 _FIRST_S: dict[int, float] = {}  # when each noted signal came
-_BLOCKS: WeakSet[DeferredSignals] = WeakSet()  # those that have replaced handlers
-_PIDS = [0]  # the process that entered the blocks
+_BLOCKS: WeakSet[DeferredSignals] = WeakSet()  # the block that has replaced handlers
+_PIDS = [0]  # the process that entered it
+
+
+def _is_stale() -> bool:
+    """Return whether no block of this process is open: one never ended, or there was a fork."""
+    return not _BLOCKS or getpid() != _PIDS[0]
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    if not _BLOCKS or getpid() != _PIDS[0]:
-        _put_back_stale()
+    if _is_stale():
+        _put_back()
+        _NOTED.clear()
     elif number not in _NOTED or monotonic() - _FIRST_S[number] < _PATIENCE_S.get(number, inf):
         if number not in _NOTED:
             _FIRST_S[number] = monotonic()
@@ -50,86 +56,66 @@ def _note(number: int, frame: FrameType | None) -> None:
     _HANDLERS[number](number, frame)
 
 
-def _put_back_stale() -> None:
-    """Restore handlers of blocks that never ended because of a RecursionError or a fork."""
-    _BLOCKS.clear()
-    _NOTED.clear()
-    for number, handler in list(_HANDLERS.items()):
-        if getsignal(number) is _note:
-            signal.signal(number, handler)
+def _put_back() -> None:
+    try:
+        for number, handler in list(_HANDLERS.items()):
+            if getsignal(number) is _note:
+                signal.signal(number, handler)
+        _BLOCKS.clear()
+    except BaseException:  # A restored handler raised; restore the others.
+        _put_back()
+        raise
 
 
-def _call_handlers(numbers: list[int]) -> None:
+def _call_handlers() -> None:
     # The signals are not sent again, because an event loop has received them already.
     try:
-        while numbers:
-            number = numbers.pop(0)
+        while _NOTED:
+            number = _NOTED.pop(0)
             _HANDLERS[number](number, sys._getframe())
     finally:
-        if numbers:  # A handler raised; call the others.
-            _call_handlers(numbers)
+        if _NOTED:  # A handler raised; call the others.
+            _call_handlers()
 
 
 @early_bound
 class DeferredSignals:
     """Context manager that runs the program's signal handlers after the block.
 
-    Blocks nest; the outermost one restores the handlers. A block in another thread does nothing,
+    Blocks nest; only the outermost one replaces handlers. A block in another thread does nothing,
     because handlers run only in the main thread.
     """
 
-    __slots__ = ("__weakref__", "_held")
-
-    def __init__(self) -> None:
-        self._held: dict[int, Any] = {}
+    __slots__ = ("__weakref__",)
 
     def __enter__(self) -> None:
         threading = MODULES.get("threading")
         if is_finalizing() or (threading and get_ident() != threading.main_thread().ident):
             return
-        try:
-            self._replace()
-        except ValueError:  # In a subinterpreter signals cannot be deferred.
-            self._put_back()
-        except BaseException:  # A handler raised before anything was closed.
-            self._put_back()
-            raise
-
-    def _replace(self) -> None:
-        if not _BLOCKS or getpid() != _PIDS[0]:
-            _put_back_stale()
-        _PIDS[0] = getpid()
-        for number in _SIGNALS:
-            handler = getsignal(number)
-            if not callable(handler) or handler is _note:
-                continue
-            if getattr(handler, "is_deferred", True):
-                _BLOCKS.add(self)
-                self._held[number] = _HANDLERS[number] = handler
-                signal.signal(number, _note)
-
-    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        if not self._held:
+        if not _is_stale():
             return
         try:
-            self._put_back()
+            _put_back()
+            _NOTED.clear()
+            _PIDS[0] = getpid()
+            for number in _SIGNALS:
+                handler = getsignal(number)
+                if callable(handler) and getattr(handler, "is_deferred", True):
+                    _BLOCKS.add(self)
+                    _HANDLERS[number] = handler
+                    signal.signal(number, _note)
+        except ValueError:  # In a subinterpreter signals cannot be deferred.
+            _put_back()
+        except BaseException:  # A handler raised before anything was closed.
+            _put_back()
+            raise
+
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        if self not in _BLOCKS:
+            return
+        try:
+            _put_back()
         finally:
             if PHASE.exiting:  # The program is ending already.
                 _NOTED.clear()
-            elif _NOTED:
-                self._deliver()
-
-    def _put_back(self) -> None:
-        try:
-            for number, handler in list(self._held.items()):
-                if getsignal(number) is _note:
-                    signal.signal(number, handler)
-            _BLOCKS.discard(self)
-        except BaseException:  # A restored handler raised; restore the others.
-            self._put_back()
-            raise
-
-    def _deliver(self) -> None:
-        mine = [number for number in _NOTED if number in self._held]
-        _NOTED[:] = [number for number in _NOTED if number not in self._held]
-        _call_handlers(mine)
+            _call_handlers()

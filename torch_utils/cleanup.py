@@ -52,11 +52,6 @@ class _Block(Resource):
         self._strict = scope._strict
         self._flags = read_flags() if scope._restores_flags else {}
 
-    @property
-    def errors(self) -> list[BaseException]:
-        """The exceptions of the items so far."""
-        return self._work.errors
-
     def _release(self) -> None:
         work = self._work
         with work.under_way():
@@ -110,15 +105,15 @@ class _Block(Resource):
     def raise_errors(self) -> None:
         """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
         exc, self.exception = self.exception, None
-        for error in self.errors:
-            if exc is not None:
-                add_note(exc, f"the cleanup after this also failed: {repr_of(error)}")
+        errors = self._work.errors
+        for error in errors if exc is not None else ():
+            add_note(exc, f"the cleanup after this also failed: {repr_of(error)}")
         if self.interrupt is not None and (exc is None or isinstance(exc, Exception)):
             raise self.interrupt
-        for error in self.errors:
+        for error in errors:
             if takes_precedence(error, exc):
                 raise error
-        failures = [error for error in self.errors if isinstance(error, Exception)]
+        failures = [error for error in errors if isinstance(error, Exception)]
         if failures and self._strict and exc is None:
             steps = "a step" if len(failures) == 1 else f"{len(failures)} steps"
             raise CleanupError(f"{steps} of the cleanup failed", failures)
@@ -208,10 +203,8 @@ class SafePyTorchCleanup:
             block = self._open_block()
             check_kinds([obj], "manage()")
             self._add(block, _Item(name_of(type(obj)), obj))
-        elif _needs_argument(close):
-            self._add_call(obj, close, obj)
         else:
-            self._add_call(obj, close)
+            self._add_call(obj, close, *([obj] if _needs_argument(close) else []))
         return obj
 
     def pop(self, obj: T) -> T:
@@ -384,8 +377,6 @@ def _needs_argument(function: Callable[..., Any]) -> bool:
     """Return whether a ``close`` function needs the object as its argument."""
     try:
         inspect.signature(function).bind()
-    except TypeError:
-        return True
-    except ValueError:  # A builtin without a signature.
-        return False
+    except (TypeError, ValueError) as error:  # A ValueError: a builtin without a signature.
+        return isinstance(error, TypeError)
     return False

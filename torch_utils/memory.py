@@ -375,12 +375,6 @@ def _clear_fft_plans(torch: Any) -> bool:
     return True
 
 
-def _collect_ipc(torch: Any) -> bool:
-    """Free tensors that other processes have closed. This initialises CUDA."""
-    torch.cuda.ipc_collect()
-    return True
-
-
 def _empty_pinned_cache(torch: Any) -> bool:
     """Free page-locked host memory that torch keeps for the next copy.
 
@@ -391,42 +385,31 @@ def _empty_pinned_cache(torch: Any) -> bool:
     return empty is not None and empty() is None
 
 
-def _if_cuda_is_in_use(step: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Restrict a step to programs that use CUDA, and to times without a capture.
-
-    The step itself might initialise CUDA, and it would break the capture of a CUDA graph.
-    """
-
-    def checked(torch: Any) -> bool:
-        return bool(torch.cuda.is_initialized()) and not captures_graph(torch) and step(torch)
-
-    return checked
-
-
-STEPS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
-    ("compiled code", _reset_dynamo),
-    ("frozen cycles", _unfreeze),
-    ("cuBLAS workspaces", _if_cuda_is_in_use(_clear_cublas_workspaces)),
-    ("cuFFT plans", _if_cuda_is_in_use(_clear_fft_plans)),
-    ("IPC handles", _if_cuda_is_in_use(_collect_ipc)),
-    ("pinned host memory", _if_cuda_is_in_use(_empty_pinned_cache)),
-)
+STEPS: dict[str, Callable[[Any], bool]] = {
+    "compiled code": _reset_dynamo,
+    "frozen cycles": _unfreeze,
+}
+CUDA_STEPS: dict[str, Callable[[Any], bool]] = {
+    "cuBLAS workspaces": _clear_cublas_workspaces,
+    "cuFFT plans": _clear_fft_plans,
+    # Tensors that other processes have closed.
+    "IPC handles": lambda torch: torch.cuda.ipc_collect() is None,
+    "pinned host memory": _empty_pinned_cache,
+}
+"""Steps that would initialise CUDA, and would break the capture of a CUDA graph."""
 
 
 def clear_caches_of_torch() -> list[str]:
-    """Run all steps. Never raises.
+    """Run all steps. Never raises: this torch may lack a function, or a device may be in error.
 
     Returns:
         The names of the steps that cleared something.
     """
     torch = loaded_torch()
-    cleared: list[str] = []
-    for name, step in STEPS if torch is not None else ():
-        try:
-            if step(torch):
-                cleared.append(name)
-        except Exception as error:
-            # This torch may lack a private function, or a device may be in an error state. The
-            # other steps run nevertheless.
-            log(DEBUG, "%s not cleared: %r", name, error)
-    return cleared
+    if torch is None:
+        return []
+    steps = dict(STEPS)
+    if query(lambda: torch.cuda.is_initialized() and not captures_graph(torch), False, "CUDA"):
+        steps.update(CUDA_STEPS)
+    run = {name: functools.partial(step, torch) for name, step in steps.items()}
+    return [name for name in run if query(run[name], False, name)]

@@ -68,7 +68,7 @@ class Release:
         empty_cache: bool = True,
     ) -> None:
         check_collect(collect)
-        self._older = sys.exc_info()[1]  # Older exceptions do not count.
+        self.handled = Handled(sys.exc_info()[1])  # Older exceptions do not count.
         self._collect = collect
         self._trim_host = trim_host
         self._empty_cache = empty_cache
@@ -79,11 +79,6 @@ class Release:
         self.frees_more = False  # memory that is not counted
         self._started = 0.0
         self._before = MemorySnapshot()
-
-    @property
-    def handled(self) -> Handled:
-        """The exception that was being handled when this release began."""
-        return Handled(self._older)
 
     def run(self, objects: Sequence[Any], *, is_again: bool = False) -> None:
         """Release objects: examine and count all of them first.
