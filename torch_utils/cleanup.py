@@ -106,8 +106,9 @@ class _Block(Resource):
         """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
         exc, self.exception = self.exception, None
         errors = self._work.errors
-        for error in errors if exc is not None else ():
-            add_note(exc, f"the cleanup after this also failed: {repr_of(error)}")
+        if exc is not None:
+            for error in errors:
+                add_note(exc, f"the cleanup after this also failed: {repr_of(error)}")
         if self.interrupt is not None and (exc is None or isinstance(exc, Exception)):
             raise self.interrupt
         for error in errors:

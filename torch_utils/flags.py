@@ -21,24 +21,17 @@ def _functions(name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], ob
     return lambda t: getattr(t, f"get_{name}")(), lambda t, v: getattr(t, f"set_{name}")(v)
 
 
+_CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
+_MATMUL = (
+    "allow_tf32",
+    *(f"allow_{dtype}_reduced_precision_reduction" for dtype in ("fp16", "bf16")),
+)
+_FUNCTIONS = ("float32_matmul_precision", "default_dtype", "num_threads")
 # The global flags of torch, each with its getter and setter.
 FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
-    **{
-        path: _attribute(path)
-        for path in (
-            "backends.cudnn.enabled",
-            "backends.cudnn.benchmark",
-            "backends.cudnn.deterministic",
-            "backends.cudnn.allow_tf32",
-            "backends.cuda.matmul.allow_tf32",
-            "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
-            "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
-        )
-    },
-    **{
-        name: _functions(name)
-        for name in ("float32_matmul_precision", "default_dtype", "num_threads")
-    },
+    **{f"backends.cudnn.{name}": _attribute(f"backends.cudnn.{name}") for name in _CUDNN},
+    **{f"backends.cuda.matmul.{n}": _attribute(f"backends.cuda.matmul.{n}") for n in _MATMUL},
+    **{name: _functions(name) for name in _FUNCTIONS},
     "deterministic_algorithms": (
         lambda torch: (
             torch.are_deterministic_algorithms_enabled(),

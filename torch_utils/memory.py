@@ -146,8 +146,6 @@ BACKENDS: dict[str, Callable[[Any], list[int]]] = {
 
 def devices_in_use(backend: str, torch: Any) -> list[int]:
     """Return the indices of a backend's devices that this process uses. Never raises."""
-    if query(lambda: getattr(torch, backend, None), None, f"torch.{backend}") is None:
-        return []
     found: list[int] = query(lambda: BACKENDS[backend](torch), [], f"{backend} devices in use")
     return found
 
@@ -242,15 +240,8 @@ def safe_cuda_empty_cache() -> bool:
     Returns:
         True if a cache was emptied.
     """
-    try:
-        torch = loaded_torch()
-        if torch is None or is_shutting_down() or not torch.cuda.is_initialized():
-            return False
-    except Exception as error:
-        # torch may be half-imported, torch.cuda None, or is_initialized may raise.
-        log(DEBUG, "CUDA cache not emptied: %r", error)
-        return False
-    return _empty_cache("cuda", torch)
+    torch = None if is_shutting_down() else loaded_torch()
+    return torch is not None and _empty_cache("cuda", torch)
 
 
 @early_bound

@@ -248,18 +248,19 @@ class ModelHost(ModelLender, Generic[M]):
     def call(
         self, function: Callable[[M], T], *, timeout_s: float | None = None
     ) -> Coroutine[Any, Any, T]:
-        """Lease the model in a new thread, and call ``function(model)`` there.
+        """Lease the model, and call ``function(model)`` in a new thread.
 
         ::
 
             vectors = await host.call(lambda model: model.encode(texts), timeout_s=30)
 
-        If the caller is cancelled, the answer is dropped. The model stays leased until the function
-        has returned, and its process continues.
+        A caller that is cancelled before the function began keeps no lease, as with `alease`. Later
+        the answer is dropped: the model stays leased until the function has returned, and its
+        process continues.
 
         Args:
             function: The function. It runs in a thread of its own.
-            timeout_s: As for `lease`. It does not limit the function.
+            timeout_s: As for `alease`. It does not limit the function.
 
         Returns:
             A coroutine that returns what the function returns.
@@ -267,7 +268,7 @@ class ModelHost(ModelLender, Generic[M]):
         Raises:
             Exception: The function or `lease` raised it.
         """
-        return call_in_thread(Lease(self, timeout_s, sys._getframe(1)), function)
+        return call_in_thread(AsyncLease(self, timeout_s, sys._getframe(1)), function)
 
     def load(self) -> bool:
         """Load the model now, before the first lease.

@@ -93,8 +93,7 @@ class _Lease(Generic[M]):
         finally:
             self._calls.discard(call)
             if self._has_ended and not self._calls:  # This was an abandoned call.
-                self._end()
-                self._host.unload_if_due()
+                self.finish()
 
     def ensure_open(self) -> None:
         """Raise an error if the lease has ended."""
@@ -121,6 +120,12 @@ class _Lease(Generic[M]):
             self._host.end_lease(holder)
             self._holder = None
 
+    def finish(self) -> None:
+        """End the lease, and unload the model if it is due."""
+        self._end()
+        if not is_finalizing():
+            self._host.unload_if_due()
+
     @early_bound
     def __del__(self) -> None:
         holder = getattr(self, "_holder", None)
@@ -141,9 +146,7 @@ class Lease(_Lease[M]):
             raise
 
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        self._end()
-        if not is_finalizing():
-            self._host.unload_if_due()
+        self.finish()
 
 
 class AsyncLease(_Lease[M]):
@@ -219,13 +222,15 @@ class ModelLender(Resource):
         await run_in_thread(partial(self.__exit__, *details))
 
 
-async def call_in_thread(lease: Lease[M], function: Callable[[M], T]) -> T:
-    """Enter a lease in a new thread, and call a function of the model."""
+async def call_in_thread(lease: AsyncLease[M], function: Callable[[M], T]) -> T:
+    """Enter a lease, and call a function of the model in a new thread, which ends the lease."""
+    model = await lease.__aenter__()
 
     def call() -> T:
-        with lease as model:
-            lease.ensure_open()  # The caller may have been cancelled meanwhile.
+        try:
             return function(model)
+        finally:
+            lease.finish()
 
     try:
         return await run_in_thread(call)

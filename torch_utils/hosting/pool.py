@@ -164,17 +164,17 @@ class ModelPool(ModelLender):
     def call(
         self, name: str, function: Callable[[Any], T], *, timeout_s: float | None = None
     ) -> Coroutine[Any, Any, T]:
-        """Call ``function(model)`` in a new thread, which leases the model; see `ModelHost.call`.
+        """Lease a model, and call ``function(model)`` in a new thread; see `ModelHost.call`.
 
         Args:
             name: Its name in the pool.
             function: The function.
-            timeout_s: As for `lease`.
+            timeout_s: As for `alease`.
 
         Returns:
             A coroutine that returns what the function returns.
         """
-        return call_in_thread(Lease(self._host(name), timeout_s, sys._getframe(1)), function)
+        return call_in_thread(AsyncLease(self._host(name), timeout_s, sys._getframe(1)), function)
 
     def unload(self, name: str) -> CleanupReport:
         """Unload one model; see `ModelHost.unload`.

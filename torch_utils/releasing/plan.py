@@ -15,6 +15,7 @@ import sys
 from _thread import get_ident
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -84,6 +85,7 @@ def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
     return targets
 
 
+@dataclass
 class _Level:
     """An object whose parts are being visited.
 
@@ -95,12 +97,11 @@ class _Level:
         unsearched: The first attribute that was not understood.
     """
 
-    def __init__(self, parts: Iterator[Part], holder: Part | None, kind: Kind) -> None:
-        self.parts = parts
-        self.holder = holder
-        self.kind = kind
-        self.is_found = False
-        self.unsearched: Part | None = None
+    parts: Iterator[Part]
+    holder: Part | None
+    kind: Kind
+    is_found: bool = False
+    unsearched: Part | None = None
 
 
 class _Walk:

@@ -394,6 +394,28 @@ def test_cancelled_call_keeps_the_model_until_its_function_returns() -> None:
     assert used == [1]
 
 
+def test_call_that_is_cancelled_before_it_began_keeps_no_thread() -> None:
+    """Nor does it call the function or load the model later."""
+    called: list[Stub] = []
+
+    async def main() -> None:
+        host = ModelHost(Stub, max_leases=1)
+        async with host.alease():
+            before = threading.active_count()
+            tasks = [asyncio.create_task(host.call(called.append)) for _ in range(5)]
+            await asyncio.sleep(0.05)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert threading.active_count() <= before
+        host.unload()
+        await asyncio.sleep(0.05)
+        assert (host.status().loads, host.status().leases, called) == (1, 0, [])
+        await host.aclose()
+
+    run(main)
+
+
 def test_garbage_collected_lease_ends() -> None:
     """Also if another thread collects it."""
     host = ModelHost(Stub, keep_alive=0)
