@@ -1,7 +1,7 @@
-"""`make test-gpu`: the tests on a GPU, then those of torch_utils with the GPU hidden.
+"""`make test-gpu`: the tests on a GPU.
 
-It runs unattended within eight minutes, with any Python that has torch. It needs no installation.
-Without pytest the second half is skipped. A test that hangs or crashes does not stop the others.
+It runs unattended within six minutes, with any Python that has torch. It needs no installation. A
+test that hangs or crashes does not stop the others.
 The folder in ``RESULTS`` receives ``tests.json``, with the description of the machine.
 """
 
@@ -18,14 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-GPU_S, ALL_S = 320.0, 460.0
+GPU_S = 320.0
 LAST_WORDS_S = 15.0
 PATHS = [str(ROOT), str(ROOT / "tests")]
 sys.path[:0] = PATHS
@@ -95,22 +94,6 @@ def installed() -> bool:
     )
 
 
-def read_xml(path: Path) -> dict[str, dict[str, str]]:
-    """Return each test's outcome and reason in pytest's report; empty without a report."""
-    found: dict[str, dict[str, str]] = {}
-    if not path.exists() or not path.stat().st_size:
-        return found
-    for case in ElementTree.parse(path).iter("testcase"):
-        outcome, reason = "passed", ""
-        for child in case:
-            if child.tag in ("failure", "error", "skipped"):
-                outcome = {"failure": "failed", "error": "failed"}.get(child.tag, child.tag)
-                reason = child.get("message") or ""
-        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-        found[name] = {"outcome": outcome, "reason": reason[:500]}
-    return found
-
-
 def on_device(
     folder: Path,
     kind: str,
@@ -139,42 +122,8 @@ def on_device(
     return {"exit_code": int(failed or code != 0), "complete": code == 0, "tests": tests}
 
 
-def on_cpu(folder: Path, deadline: float, where: list[str]) -> dict[str, Any]:
-    """Run the tests of torch_utils with the GPU hidden."""
-    if not has("pytest"):
-        return {"skipped": "needs pytest"}
-    report = folder / "cpu"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["-m", "not slow and not gpu", f"--junitxml={report}", *where]
-    if has("xdist"):
-        command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadgroup"]
-    for line in sorted(_importing(where)):
-        command += ["--ignore", line]
-    code = limited(command, deadline, PYTHONPATH=paths(folder), CUDA_VISIBLE_DEVICES="")
-    tests = read_xml(report)
-    counts = [test["outcome"] for test in tests.values()]
-    return {
-        "exit_code": code,
-        "complete": code in (0, 1),
-        "passed": counts.count("passed"),
-        "skipped": counts.count("skipped"),
-        "failed": {n: test["reason"] for n, test in tests.items() if test["outcome"] == "failed"},
-    }
-
-
-def _importing(where: list[str]) -> set[str]:
-    """Return the test files that import a package which is not installed."""
-    found = set()
-    for name in ("faiss", "hypothesis"):
-        if not has(name):
-            paths = [p for each in where for p in (ROOT / each).rglob("test_*.py")]
-            lines = (f"import {name}\n", f"from {name} ")
-            found |= {str(p) for p in paths if any(f"\n{li}" in p.read_text() for li in lines)}
-    return found
-
-
-def main(*, rehearse: bool, only: str = "", cpu: str = "tests/torch_utils") -> int:
-    """Run both parts; write the results unless this is a rehearsal; return the exit code."""
+def main(*, rehearse: bool, only: str = "") -> int:
+    """Run the tests; write the results unless this is a rehearsal; return the exit code."""
     from benchmarks.results_file import machine
     from gpu.device import Cuda
 
@@ -190,15 +139,10 @@ def main(*, rehearse: bool, only: str = "", cpu: str = "tests/torch_utils") -> i
         kind = "rehearsal" if rehearse else "cuda"
         result: dict[str, Any] = {"machine": machine(), "found": found()}
         result["gpu_tests"] = on_device(folder, kind, started + GPU_S, only)
-        _write(result, rehearse)
-        result["cpu_tests"] = on_cpu(folder, started + ALL_S, cpu.split()) if cpu else {}
         result["seconds"] = round(time.monotonic() - started)
         _write(result, rehearse)
-    return int(
-        not all(
-            part.get("exit_code", 0) == 0 for part in (result["gpu_tests"], result["cpu_tests"])
-        )
-    )
+    exit_code: int = result["gpu_tests"]["exit_code"]
+    return exit_code
 
 
 def _write(result: dict[str, Any], rehearse: bool) -> None:

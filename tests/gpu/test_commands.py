@@ -11,16 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import IMPORT_PATH, ROOT
-
-WITHOUT_PYTEST = """
-import sys
-sys.modules["pytest"] = None
-import runpy
-sys.argv[0] = "tests/gpu/plain.py"
-sys.path.insert(0, "tests/gpu")
-runpy.run_path("tests/gpu/plain.py", run_name="__main__")
-"""
+from support.programs import ROOT
 
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -74,17 +65,6 @@ def test_commands_fail_without_a_gpu(command: str) -> None:
     assert "needs a CUDA device" in done.stdout and done.stdout.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_runner_records_outcomes_without_pytest(tmp_path: Path) -> None:
-    from gpu import plain
-
-    journal = tmp_path / "journal"
-    done = run("-c", WITHOUT_PYTEST, "rehearsal", str(journal), "dlpack", PYTHONPATH=IMPORT_PATH)
-    assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = {name: test["outcome"] for name, test in plain.read(journal).items()}
-    assert outcomes == {"test_shared_use::test_dlpack_consumer_keeps_its_memory": "passed"}
-
-
 STAND_IN = """
 import os, sys, time
 from pathlib import Path
@@ -124,46 +104,3 @@ def test_crash_or_hang_does_not_stop_other_tests(tmp_path: Path) -> None:
     assert result["complete"] and result["exit_code"] == 1
     assert "exit code -6" in result["tests"]["crashes"]["reason"]
     assert "in hangs" in result["tests"]["hangs"]["reason"]
-
-
-def test_runner_distinguishes_failed_and_skipped() -> None:
-    from unittest import SkipTest
-
-    from gpu import plain
-    from gpu.device import Rehearsal
-
-    def skips(device: object) -> None:
-        raise SkipTest("without reason")
-
-    def fails(device: object) -> None:
-        raise AssertionError("wrong")
-
-    assert plain.run(skips, Rehearsal()) == ("skipped", "without reason")
-    outcome, reason = plain.run(fails, Rehearsal())
-    assert outcome == "failed" and "AssertionError: wrong" in reason
-    assert plain.run(lambda device: None, Rehearsal()) == ("passed", "")
-
-
-def test_read_xml_returns_outcomes_and_reasons(tmp_path: Path) -> None:
-    from gpu.run import read_xml
-
-    path = tmp_path / "report.xml"
-    path.write_text(
-        '<testsuites><testsuite><testcase classname="tests.gpu.test_x" name="a[cuda]"/>'
-        '<testcase classname="tests.gpu.test_x" name="b"><failure message="why"/></testcase>'
-        '<testcase classname="tests.gpu.test_x" name="c"><skipped message="no"/></testcase>'
-        "</testsuite></testsuites>"
-    )
-    assert read_xml(path) == {
-        "test_x::a[cuda]": {"outcome": "passed", "reason": ""},
-        "test_x::b": {"outcome": "failed", "reason": "why"},
-        "test_x::c": {"outcome": "skipped", "reason": "no"},
-    }
-    assert read_xml(tmp_path / "none") == {}
-
-
-def test_limited_interrupts_slow_commands() -> None:
-    from gpu.run import limited
-
-    assert limited([sys.executable, "-c", "import time; time.sleep(600)"], time.monotonic()) is None
-    assert limited([sys.executable, "-c", ""], time.monotonic() + 600) == 0

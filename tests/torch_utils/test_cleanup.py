@@ -211,29 +211,6 @@ def test_restore_flags_restores_changed_flags() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def test_scope_that_is_open_at_exit_is_closed_in_order_with_resources() -> None:
-    result = run("""
-    from torch_utils import Resource, SafePyTorchCleanup
-
-    class R(Resource):
-        def __init__(self, name): self.name = name
-        def _release(self): print(self.name, flush=True)
-
-    first = R("first")
-    by_hand = SafePyTorchCleanup().__enter__()
-    by_hand.callback(print, "scope", flush=True)
-    last = R("last")
-
-    def suspended():
-        with SafePyTorchCleanup() as scope:
-            scope.callback(print, "generator", flush=True)
-            yield
-    kept = suspended(); next(kept)
-    """)
-    assert_clean(result)
-    assert result.stdout == "generator\nlast\nscope\nfirst\n"
-
-
 def test_scope_without_exit_ends_when_collected() -> None:
     scope = SafePyTorchCleanup()
     contextlib.ExitStack().enter_context(scope)

@@ -103,27 +103,6 @@ def test_register_is_idempotent() -> None:
     assert done.stdout == "1.0 1.0\n"
 
 
-def test_nested_release_is_counted_once() -> None:
-    done = program(
-        """
-        import torch
-        register()
-
-        class Model(Resource):
-            def _release(self):
-                release(self.__dict__.pop("weights"))
-
-        from torch_utils import SafePyTorchCleanup
-        with SafePyTorchCleanup() as scope:
-            scope.manage(Model()).weights = torch.zeros(250)
-        print(value("release_duration_seconds_count"))
-        print(value("released_bytes_total", device="host"))
-        """
-    )
-    assert_clean(done)
-    assert done.stdout == "1.0\n1000.0\n"
-
-
 def test_loads_unloads_and_leases_are_exported() -> None:
     done = program(
         """
@@ -285,17 +264,3 @@ def test_asgi_app_serves_each_process_by_itself() -> None:
     )
     assert_clean(done)
     assert done.stdout == "{0} False\n"
-
-
-def test_prometheus_client_is_imported_only_on_use() -> None:
-    done = run_forked(
-        """
-        import sys
-        import torch
-        from torch_utils import release
-        release(torch.zeros(10))
-        assert "prometheus_client" not in sys.modules
-        """,
-        quick_end=True,
-    )
-    assert_clean(done)

@@ -6,13 +6,9 @@
 from __future__ import annotations
 
 import abc
-import asyncio
 import contextlib
-import copy
 import gc
 import inspect
-import os
-import pickle
 import signal
 import sys
 import threading
@@ -39,34 +35,6 @@ def test_close_runs_release_once() -> None:
         resource.ensure_open()
     with pytest.raises(ResourceClosedError), resource:
         pass
-
-
-def test_blocks_close_resources_even_if_cancelled() -> None:
-    with Counted() as resource:
-        assert not resource.closed
-    assert resource.released == 1
-    opened: list[Counted] = []
-
-    async def use(started: asyncio.Event, cancelled: bool) -> None:
-        async with Counted() as inner:
-            opened.append(inner)
-            started.set()
-            if cancelled:
-                await asyncio.Future()
-
-    async def main() -> None:
-        await use(asyncio.Event(), False)
-        started = asyncio.Event()
-        task = asyncio.create_task(use(started, True))
-        await started.wait()
-        assert opened[1].released == 0
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await Counted().aclose()
-
-    asyncio.run(main())
-    assert [r.released for r in opened] == [1, 1]
 
 
 def test_dropped_resource_is_released_and_then_warns() -> None:
@@ -212,23 +180,6 @@ def test_exception_of_the_block_wins_with_a_note(end: str, kind: type[BaseExcept
     assert error.__cause__ is error.__context__ is None
     assert error.__notes__ == [f"releasing Counted also failed: {kind.__name__}('no')"]
     assert (resource.closed, resource.released) == (True, 1)
-
-
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
-def test_failure_in_a_destructor_goes_to_the_unraisable_hook(
-    kind: type[BaseException], lost_errors: list[type]
-) -> None:
-    failing(kind("no"))
-    assert lost_errors == [kind]
-
-
-@pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copies_are_refused(use: Any) -> None:
-    with (
-        Counted() as resource,
-        pytest.raises(TypeError, match="Counted cannot be copied or pickled"),
-    ):
-        use(resource)
 
 
 def test_release_must_be_overridden() -> None:
@@ -446,25 +397,6 @@ def test_releases_that_close_each_other_end_with_a_message(
     assert messages == {"another thread is still closing Counted; not waiting any longer"}
 
 
-@pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
-def test_forked_child_never_releases_parents_resources() -> None:
-    resource = Counted(lambda self: os.write(write, b"parent's"))
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        own = Counted(lambda self: os.write(write, b"own,"))
-        resource.close()
-        own.close()
-        os._exit(own.released + 10 * resource.released)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 1
-    assert os.read(read, 100) == b"own,"
-    assert resource.close() is True
-    assert os.read(read, 100) == b"parent's"
-    os.close(read)
-    os.close(write)
-
-
 # The end of a program
 
 EXIT = """
@@ -512,77 +444,6 @@ def test_endless_resources_at_exit_end() -> None:
     result = run(EXIT + opens)
     assert "always opens another resource" in result.stderr
     assert result.returncode == 0
-
-
-def test_errors_at_exit_skip_no_resource_and_keep_exit_code() -> None:
-    result = run(
-        EXIT
-        + """
-class Bad(R):
-    def _release(self):
-        super()._release()
-        raise self.n
-kept = [R(0), Bad(ValueError()), R(1), Bad(SystemExit('no')), R(2), Bad(KeyboardInterrupt()), R(3)]
-"""
-    )
-    assert result.returncode == 0, str(result)
-    assert result.stderr.count("Exception ignored in") == 3, str(result)
-    for error in ("ValueError", "SystemExit: no", "KeyboardInterrupt"):
-        assert f"\n{error}" in result.stderr
-    numbers = [line.split()[0] for line in result.stdout.splitlines() if line[0].isdigit()]
-    assert numbers == ["3", "2", "1", "0"]
-    assert result.stdout.count("True") == 7
-
-
-def test_warnings_as_errors_skip_no_release() -> None:
-    result = run(EXIT + 'kept = R("kept")\nR("dropped")\n', options=("-W", "error"))
-    assert result.returncode == 0, str(result)
-    assert result.stdout.splitlines() == ["dropped False 1", "kept True 1"]
-    assert result.stderr.count("ResourceWarning: unclosed R was") == 1, str(result)
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_multiprocessing_child_closes_only_its_own(method: str) -> None:
-    result = run(
-        EXIT
-        + f"""
-import multiprocessing
-def work():
-    global child
-    child = R("child")
-if __name__ == "__main__":
-    parent = R("parent")
-    context = multiprocessing.get_context("{method}")
-    process = context.Process(target=work)
-    process.start()
-    process.join()
-    assert process.exitcode == 0, process.exitcode
-""",
-        as_file=True,
-    )
-    assert_clean(result)
-    assert result.stdout.splitlines() == ["child True 1", "parent True 1"]
-
-
-def test_daemon_thread_that_uses_closed_resource_ends_silently() -> None:
-    result = run(
-        """
-import atexit, threading
-threads = []
-atexit.register(lambda: (threads[0].join(60), print("ended:", not threads[0].is_alive())))
-"""
-        + EXIT
-        + """
-r = R(1)
-def use():
-    while True:
-        r.ensure_open()
-threads.append(threading.Thread(target=use, daemon=True))
-threads[0].start()
-"""
-    )
-    assert_clean(result)
-    assert result.stdout == "1 True 1\nended: True\n"
 
 
 def test_cycle_that_a_daemon_thread_collects_at_exit_is_released_once() -> None:

@@ -212,19 +212,6 @@ def test_concurrent_loads_share_the_budget() -> None:
         assert errors_in_threads(partial(ask, "a"), partial(ask, "b")) == []
 
 
-def test_failed_load_frees_its_room() -> None:
-    def fail() -> Any:
-        raise OSError("no such file")
-
-    with make(ModelPool(max_loaded=1), a=1) as pool:
-        pool.add("broken", fail)
-        use(pool, "a")
-        with pytest.raises(OSError, match="no such file"), pool.lease("broken"):
-            pass
-        use(pool, "a")
-        assert pool.status()["broken"].last_error is not None
-
-
 IMPORTS = """
 import sys, tempfile
 from pathlib import Path
@@ -549,7 +536,7 @@ class Pools(RuleBasedStateMachine):
 
 
 FEW = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     database=None,
@@ -558,8 +545,5 @@ FEW = settings(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "most_examples", [30, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"]
-)
-def test_random_operations_keep_pool_invariants(most_examples: int) -> None:
-    run_state_machine_as_test(Pools, settings=settings(FEW, max_examples=most_examples))
+def test_random_operations_keep_pool_invariants() -> None:
+    run_state_machine_as_test(Pools, settings=FEW)

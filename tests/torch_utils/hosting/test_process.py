@@ -198,15 +198,6 @@ def test_next_call_notices_the_end_of_the_process(model) -> None:
     os.kill(child, signal.SIGKILL)
 
 
-def test_next_lease_restarts_the_process(host) -> None:
-    with host.lease() as model:
-        pid = model.pid()
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not is_there(pid))
-    with host.lease() as model:
-        assert model.pid() != pid
-
-
 @pytest.mark.slow
 def test_process_that_closes_its_connection_is_killed(model) -> None:
     pid = model.pid()

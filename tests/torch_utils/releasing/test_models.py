@@ -5,82 +5,19 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from support.releasing import gone, weak
 from torch_utils import ReleasedError, release
 
 # Arguments that make a small layer, tried in this order.
-ARGUMENTS: tuple[tuple[Any, ...], ...] = (
-    (),
-    (2,),
-    (2, 2),
-    (2, 2, 2),
-    (2, 2, 2, 2),
-    (4, 2, 2, 2),
-    (4, 4, [2, 4]),
-    (nn.TransformerEncoderLayer(4, 2, 8), 1),
-    (nn.TransformerDecoderLayer(4, 2, 8), 1),
-)
-SMALLER = {"Transformer": (4, 2, 1, 1, 8)}  # Without arguments it has 44 million weights.
-KINDS_OF_LAYER = [
-    name
-    for name in sorted(dir(nn))
-    if inspect.isclass(getattr(nn, name)) and issubclass(getattr(nn, name), nn.Module)
-]
-LAYER_INPUTS = [torch.ones(shape) for shape in ((2,), (1, 2), (1, 2, 2), (1, 2, 4, 4))]
-
-
-def make_layers() -> dict[str, Any]:
-    """Build one layer of each class that takes small arguments."""
-    made: dict[str, Any] = {}
-    for name in KINDS_OF_LAYER:
-        for arguments in (SMALLER[name],) if name in SMALLER else ARGUMENTS:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    made[name] = getattr(nn, name)(*arguments)
-                break
-            except Exception:  # Layers refuse arguments that are not theirs as they like.
-                continue
-    return made
-
-
-LAYERS = make_layers()
-
-
-def test_nearly_all_layers_of_torch_are_covered() -> None:
-    assert len(LAYERS) > 0.95 * len(KINDS_OF_LAYER), sorted({*KINDS_OF_LAYER} - {*LAYERS})
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_released_layer_raises_on_call(name: str) -> None:
-    layer = LAYERS[name]
-    tensors = chain(layer.parameters(), layer.buffers())
-    storages = weak(
-        *(t for t in tensors if not isinstance(t, UninitializedTensorMixin) and t.numel())
-    )
-    release(layer, collect="never", trim_host=False)
-    assert not storages or gone(storages)  # Many layers have no weights.
-    for inputs in ([], *([i] for i in LAYER_INPUTS), *([i, i] for i in LAYER_INPUTS)):
-        for use in (layer, layer.__call__):
-            with pytest.raises(ReleasedError, match=f"this {name} was released"):
-                use(*inputs)
-    with pytest.raises(ReleasedError):
-        layer.extra_repr()
-
-
 TRANSFORMERS = pytest.mark.xdist_group("transformers")  # Imported once, by one worker only.
 
 
@@ -189,31 +126,6 @@ def test_sentence_transformer_is_freed_without_collection(tiny_model: Path) -> N
     for use in (lambda: model.encode("a"), lambda: model[0], model.__class__.__len__):
         with pytest.raises((ReleasedError, TypeError)):
             use()
-
-
-@pytest.mark.slow
-def test_thorough_release_frees_compiled_model() -> None:
-    model = nn.Linear(32, 32)
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        compiled(torch.ones(1, 32))
-    weights = weak(model)
-    release(compiled, thorough=True)
-    assert gone(weights)
-    for use in (compiled, model):
-        with pytest.raises(ReleasedError, match="was released"):
-            use(torch.ones(1, 32))
-
-
-def test_release_unmaps_a_tensor_and_keeps_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "weights.bin"
-    np.arange(100_000, dtype=np.float32).tofile(path)
-    tensor = torch.from_file(str(path), shared=True, size=100_000)
-    assert path.name in Path("/proc/self/maps").read_text()
-    assert not release(tensor).errors
-    assert tensor.numel() == 0
-    assert path.name not in Path("/proc/self/maps").read_text()
-    assert np.fromfile(path, dtype=np.float32)[-1] == 99_999
 
 
 def test_release_unmaps_weights_of_torch_load(tmp_path: Path) -> None:

@@ -71,47 +71,6 @@ def test_nested_containers_and_optimizer_are_released_once() -> None:
         optimizer.step()
 
 
-class Closable:
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
-        self.closed = 0
-
-    def close(self) -> None:
-        self.closed += 1
-        if self.error is not None:
-            raise self.error
-
-
-def test_error_of_one_object_skips_no_other() -> None:
-    tensor, bad = torch.ones(10), Closable(ValueError("no"))
-    report = release(bad, tensor)
-    assert [str(e) for e in report.errors] == ["no"]
-    assert tensor.numel() == 0
-    tensor = torch.ones(10)
-    with pytest.raises(KeyboardInterrupt):
-        release(Closable(KeyboardInterrupt()), tensor)
-    assert tensor.numel() == 0
-
-
-@pytest.mark.parametrize(
-    ("objects", "options", "error", "says"),
-    [
-        ([{"x": type("Plain", (), {})()}], {}, TypeError, "cannot release a .*Plain"),
-        (["text"], {}, TypeError, "cannot release a builtins.str"),
-        ([], {"collect": "sometimes"}, ValueError, '"auto", "never" or "full", got'),
-    ],
-)
-def test_unsupported_argument_leaves_others_intact(
-    objects: list[Any], options: dict[str, Any], error: type[Exception], says: str
-) -> None:
-    model, closable, tensor = two_layers(), Closable(), torch.ones(3)
-    with pytest.raises(error, match=says):
-        release(model, closable, tensor, *objects, **options)
-    assert model(torch.ones(1, 64)).shape == (1, 8)
-    assert closable.closed == 0
-    assert tensor.numel() == 3
-
-
 def test_release_without_objects_returns_an_empty_report() -> None:
     report = release(None, [], {})
     assert report.freed_bytes == {}
