@@ -7,6 +7,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from torch_utils._runtime import DEBUG, called_function, log, notify
@@ -158,42 +159,38 @@ def _binds(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:
     return True
 
 
+@dataclass
 class _Attempt:
     """One call with one batch size; as a context manager it suppresses out-of-memory errors."""
 
-    def __init__(self, batch_size: int, size: _Size, handled: Handled) -> None:
-        self.error: BaseException | None = None
-        self._batch_size = batch_size
-        self._size = size
-        self._handled = handled
+    batch_size: int
+    size: _Size
+    handled: Handled
+    error: BaseException | None = None
 
     def __enter__(self) -> int:
-        return self._batch_size
+        return self.batch_size
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if error is None:
-            self._size.succeeded(self._batch_size)
-        elif isinstance(error, Exception) and self._handled.is_out_of_memory(error):
+            self.size.succeeded(self.batch_size)
+        elif isinstance(error, Exception) and self.handled.is_out_of_memory(error):
             self.error = error
         return self.error is not None
 
 
+@dataclass
 class _Size:
     """The batch size that calls share."""
 
-    def __init__(
-        self,
-        start: int,
-        reduce_fn: Callable[[], int] | None,
-        restore_after: int | None,
-        factor: float,
-    ) -> None:
-        self._current = start
-        self._start = start
-        self._reduce_fn = reduce_fn
-        self._restore_after = restore_after
-        self._factor = factor
-        self._successes = 0
+    start: int
+    reduce_fn: Callable[[], int] | None
+    restore_after: int | None
+    factor: float
+    successes: int = 0
+
+    def __post_init__(self) -> None:
+        self._current = self.start
         self._lock = threading.Lock()
 
     def attempts(self) -> Iterator[_Attempt]:
@@ -218,20 +215,20 @@ class _Size:
 
     def _reduce(self, failed: int) -> int:
         with self._lock:
-            self._successes = 0
-            smaller = int(failed * self._factor) if self._reduce_fn is None else self._reduce_fn()
+            self.successes = 0
+            smaller = int(failed * self.factor) if self.reduce_fn is None else self.reduce_fn()
             if smaller >= failed:
                 raise ValueError(
                     f"reduce_batch_size_fn must return less than {failed}, the size that failed, "
                     f"got {smaller}"
                 )
             # If not even 1 fits, the next call starts with 1: memory may be free then.
-            self._current = min(self._current, max(smaller, min(1, self._start)))
+            self._current = min(self._current, max(smaller, min(1, self.start)))
             return smaller
 
     def succeeded(self, size: int) -> None:
         with self._lock:
-            self._successes += 1
-            if self._restore_after is not None and self._successes >= self._restore_after:
-                self._successes = 0
-                self._current = min(max(size + 1, int(size / self._factor)), self._start)
+            self.successes += 1
+            if self.restore_after is not None and self.successes >= self.restore_after:
+                self.successes = 0
+                self._current = min(max(size + 1, int(size / self.factor)), self.start)

@@ -201,9 +201,9 @@ class SafePyTorchCleanup:
             TorchUtilsError: The scope is not open, or the parent process opened it.
         """
         if close is None:
-            block = self._open_block()
+            self._open_block()
             check_kinds([obj], "manage()")
-            self._add(block, _Item(name_of(type(obj)), obj))
+            self._add(_Item(name_of(type(obj)), obj))
         else:
             self._add_call(obj, close, *([obj] if _needs_argument(close) else []))
         return obj
@@ -347,16 +347,17 @@ class SafePyTorchCleanup:
     def _add_call(
         self, thing: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> None:
-        block = self._open_block()
+        self._open_block()
         if not callable(function):
             raise TypeError(
                 f"the function must be callable, got {type(function).__name__}; pass it without "
                 "calling it, and its arguments after it"
             )
         name = getattr(function, "__qualname__", repr(function))
-        self._add(block, _Item(name, thing, functools.partial(function, *args, **kwargs)))
+        self._add(_Item(name, thing, functools.partial(function, *args, **kwargs)))
 
-    def _add(self, block: _Block, item: _Item) -> None:
+    def _add(self, item: _Item) -> None:
+        block = self._open_block()
         block.items.append(item)
         if block.closed and item in block.items:  # Another thread has ended the block meanwhile.
             with suppress(ValueError):  # The block is releasing it after all.

@@ -107,11 +107,7 @@ class Inventory:
 
     def add_contents(self, name: str, thing: Any, *, is_expected: bool = True) -> None:
         """Count the tensors in nested containers and objects."""
-        kind = self.kinds(thing)
-        if kind is Kind.TENSOR:
-            self.add(name, thing, is_expected=is_expected)
-            return
-        pending = [(thing, name, _LEVELS)] if kind not in LEAVES else []
+        pending = [(thing, name, _LEVELS)]
         while pending:
             thing, name, level = pending.pop()
             kind = self.kinds(thing)

@@ -16,7 +16,6 @@ from _thread import get_ident
 from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Set
-from functools import lru_cache
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 from weakref import ReferenceType, ref
@@ -287,7 +286,8 @@ class TensorTarget(Target):
         if not self.is_named:
             return  # The object that contains it lets it go.
         torch: Any = whole_torch()
-        swap, is_cached = _swapping(torch)
+        swap = private(torch, "_C._swap_tensor_impl")
+        is_cached = private(torch, "_C._is_cached_tensor")
         if swap is None:
             raise RuntimeError(
                 f"torch {torch.__version__} cannot empty a tensor in place, so it was left whole; "
@@ -312,11 +312,6 @@ class TensorTarget(Target):
             _empty_slots(self.thing, type(self.thing), trash)
 
 
-@lru_cache(maxsize=1)
-def _swapping(torch: Any) -> tuple[Any, Any]:
-    return private(torch, "_C._swap_tensor_impl"), private(torch, "_C._is_cached_tensor")
-
-
 def nothing_like(torch: Any, tensor: Any) -> Any:
     """Return an empty tensor with the dtype, device and gradient setting of another."""
     base = torch.Tensor
@@ -326,10 +321,8 @@ def nothing_like(torch: Any, tensor: Any) -> Any:
         return torch._empty_affine_quantized(
             (0,), scale=1.0, zero_point=0, dtype=dtype, device=device
         )
-    if base.is_inference(tensor) != torch.is_inference_mode_enabled():
-        with torch.inference_mode(base.is_inference(tensor)):
-            return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
-    return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
+    with torch.inference_mode(base.is_inference(tensor)):
+        return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
 
 
 class HolderTarget(Target):
