@@ -172,7 +172,8 @@ class Inventory:
 
     def forget_gone(self) -> None:
         """Free the weak references of freed storages, which use the heap, and keep their sizes."""
-        for key, held in list(self._storages.items()):
+        for key in list(self._storages):  # Pairs would set off garbage collections.
+            held = self._storages[key]
             if held.lent_at is None and self._is_gone(held.weak):
                 self.add_freed(held.device, held.nbytes)
                 self._free(self._storages.pop(key).weak)

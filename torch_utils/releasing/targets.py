@@ -321,8 +321,10 @@ def nothing_like(torch: Any, tensor: Any) -> Any:
         return torch._empty_affine_quantized(
             (0,), scale=1.0, zero_point=0, dtype=dtype, device=device
         )
-    with torch.inference_mode(base.is_inference(tensor)):
-        return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
+    if base.is_inference(tensor) != torch.is_inference_mode_enabled():  # It takes microseconds.
+        with torch.inference_mode(base.is_inference(tensor)):
+            return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
+    return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
 
 
 class HolderTarget(Target):
