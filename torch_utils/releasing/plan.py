@@ -28,6 +28,7 @@ from torch_utils.releasing.objects import (
     Part,
     attributes_of,
     find_in_class,
+    is_among,
     is_instance,
     module_of,
     name_of,
@@ -130,16 +131,19 @@ class _Walk:
             for thing in objects:
                 self._problem = None
                 self._levels = [_Level(iter([(thing, name_of(type(thing)))]), None, Kind.ITEMS)]
-                while self._levels:
+                while True:
                     level = self._levels[-1]
                     part = next(level.parts, None)
+                    if part is None and len(self._levels) == 1:
+                        break
                     if part is None:
-                        self._end(self._levels.pop())
+                        self._end(self._levels.pop(), self._levels[-1])
                     elif level.holder is None:
                         self._look_at_named(*part)
                     else:
                         self._look_at_held(*part, level)
-                if self._problem is not None and not self._is_again:
+                # Unsupported objects beside a supported one are skipped.
+                if self._problem is not None and not level.is_found and not self._is_again:
                     raise self._problem
         self._named.clear()
         return list(self._targets.values())
@@ -233,19 +237,15 @@ class _Walk:
                 if self._kinds(inner) is Kind.TRAINING and id(inner) not in self._targets:
                     self._take(inner, name, Kind.TRAINING, is_named=is_named)
 
-    def _end(self, level: _Level) -> None:
+    def _end(self, level: _Level, outer: _Level) -> None:
         """Pass on what was found; refuse an object if none of its parts can be released."""
-        outer = self._levels[-1] if self._levels else None
-        if level.holder is not None and level.unsearched is None and not level.is_found:
+        if level.holder is not None and not level.is_found:
             # Its model may not be loaded yet, or no longer.
-            level.is_found = any(part is None for part in attributes_of(level.holder[0]).values())
-        if level.holder is not None and not level.is_found and level.kind is not Kind.CLOSABLE:
-            if outer is not None and outer.holder is None:
+            parts = attributes_of(level.holder[0]).values()
+            level.is_found = level.unsearched is None and is_among(None, parts)
+            if not level.is_found and level.kind is not Kind.CLOSABLE and outer.holder is None:
                 self._refuse(_refusal(*level.holder, level.unsearched))
-        elif level.is_found and outer is not None:
-            outer.is_found = True
-        if outer is None and level.is_found:
-            self._problem = None  # Unsupported objects beside a supported one are skipped.
+        outer.is_found |= level.is_found
 
     def _refuse(self, problem: TypeError) -> None:
         self._problem = self._problem or problem

@@ -15,6 +15,7 @@ import time
 from _thread import RLock, get_ident
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import groupby
 from types import FrameType
 from typing import Any, Literal
@@ -56,23 +57,18 @@ def check_collect(collect: str) -> None:
         raise ValueError(f'collect must be "auto", "never" or "full", got {collect!r}')
 
 
+@dataclass
 class Release:
     """One release and its state."""
 
-    def __init__(
-        self,
-        *,
-        collect: Collect,
-        trim_host: bool,
-        thorough: bool,
-        empty_cache: bool = True,
-    ) -> None:
-        check_collect(collect)
+    collect: Collect
+    trim_host: bool
+    thorough: bool
+    empty_cache: bool = True
+
+    def __post_init__(self) -> None:
+        check_collect(self.collect)
         self.handled = Handled(sys.exc_info()[1])  # Older exceptions do not count.
-        self._collect = collect
-        self._trim_host = trim_host
-        self._empty_cache = empty_cache
-        self._thorough = thorough
         self._holders: dict[int, list[str]] = {}
         self._place = _place_of_caller()
         self.errors: list[BaseException] = []
@@ -236,23 +232,23 @@ class Release:
         )
 
     def _give_back(self) -> None:
-        if self._thorough:
+        if self.thorough:
             clear_caches_of_torch()
         self._collect_garbage()
         freed_bytes = self._inventory.freed_bytes()
         devices = [name for name in freed_bytes if name != "host"]
-        is_all = self.frees_more or self._thorough or self._collect == "full"
-        if self._empty_cache and (is_all or devices):
+        is_all = self.frees_more or self.thorough or self.collect == "full"
+        if self.empty_cache and (is_all or devices):
             empty_caches(None if is_all else devices)
         is_large = freed_bytes.get("host", 0) >= TRIM_BYTES or self._inventory.is_partial
-        if self._trim_host and (is_all or is_large):
+        if self.trim_host and (is_all or is_large):
             trim_host_heap()
 
     def _collect_garbage(self) -> None:
         """Collect older generations only if needed, because each costs more than the one before."""
-        if self._collect == "full":
+        if self.collect == "full":
             gc.collect()
-        elif self._collect == "auto":
+        elif self.collect == "auto":
             for generation in range(2):
                 if self._survivors():
                     gc.collect(generation)
@@ -263,7 +259,7 @@ class Release:
         self._holders = find_holders(whole_torch(), alive)
         # Survivors that a variable leads to are not garbage.
         is_found = all(held.key in self._holders for held in survivors)
-        if self._collect == "auto" and not is_found:
+        if self.collect == "auto" and not is_found:
             gc.collect()
             self._inventory.forget_gone()
 

@@ -65,17 +65,15 @@ def used_by_others(
         if key not in seen:  # It may be in the trees of two targets.
             seen.add(key)
             known.update(id(child) for _, child in children_of(module))
+            # A shallow copy of a module shares the registry of its original.
+            registry = contents_of(module).get("_modules")
+            if is_instance(registry, dict):
+                contained[id(registry)] = registry
+                known[id(registry)] += 1
         if key not in named:
             contained[key] = module
-    registries = {key: contents_of(module).get("_modules") for key, module in _modules_of(targets)}
-    module = None  # A reference of its own would not be explained.
-    suspects = _with_more_references(contained, known) if contained else set()
-    # A shallow copy of a module shares the registry of its original.
-    shared = _with_more_references(registries, Counter(registries.keys()))
-    for key, module in _modules_of(targets) if shared else ():
-        if key in shared:
-            suspects.update(id(child) for _, child in children_of(module))
-    suspects &= contained.keys()
+    module = registry = None  # A reference of its own would not be explained.
+    suspects = _with_more_references(contained, known)
     if not suspects:
         return set()
     inside, counts = _reachable([targets, containers, CLAIMS])
@@ -83,16 +81,14 @@ def used_by_others(
         used = suspects
     else:
         counts.update(contained.keys())
-        counts.update(map(id, registries.values()))
         extra = _with_more_references(inside, counts) - named
         asked = {key: inside[key] for key in extra if key in contained}
-        asked.update((id(r), r) for r in registries.values() if id(r) in extra)
         mine = {id(targets), id(containers), id(CLAIMS)}
         used = {key for key in extra - asked.keys() - mine if not _is_of_variables(inside[key])}
         # A record or a library object stays also for a variable: using it would not raise.
         used |= {id(t.thing) for t in targets if t.is_silent and not t.is_named} & asked.keys()
         asked = {key: thing for key, thing in asked.items() if key not in used}
-        used |= _Search(inside, counts, {id(contained), id(registries), id(asked)}).run(asked)
+        used |= _Search(inside, counts, {id(contained), id(asked)}).run(asked)
     alive, _ = _reachable([inside[key] for key in used & inside.keys()], stop=named)
     return alive.keys() & contained.keys()
 

@@ -16,6 +16,7 @@ from _thread import get_ident
 from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Set
+from functools import lru_cache
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 from weakref import ReferenceType, ref
@@ -110,6 +111,7 @@ class ModuleTarget(Target):
     def count(self, inventory: Inventory) -> None:
         # Shared weights count as well: the report says that they are still held.
         inventory.own_modules.update(id(module) for module, _ in self.tree)
+        usual = _parts_of_every_module(whole_torch())
         for module, path in self.tree:
             inventory.counts_staying = self.stays or id(module) in self.spared
             where = f"{self.name}.{path}" if path else self.name
@@ -118,7 +120,7 @@ class ModuleTarget(Target):
                 for name, tensor in entries_of(contents.get(registry)):
                     inventory.add_contents(f"{where}.{name}", tensor)
             for name, part in attributes_of(module).items():
-                if name not in _OWN_PARTS:
+                if name not in usual:
                     inventory.add_contents(f"{where}.{name}", part)
                 if name_of(type(part)) == "ScriptObject":  # Weights in C++, such as quantized ones.
                     inventory.is_partial = True
@@ -156,15 +158,9 @@ class TrainingTarget(Target):
         bury(self.thing, f"this {self.name}", place, trash)
 
 
-# Attributes of every module. If a version of torch has more, they are searched in vain.
-_OWN_PARTS = {
-    *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
-    *("_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook"),
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    *("_state_dict_hooks", "_state_dict_pre_hooks"),
-    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
-}
+@lru_cache(maxsize=1)
+def _parts_of_every_module(torch: Any) -> frozenset[str]:
+    return frozenset(vars(torch.nn.Module()))
 
 
 def tree_of(root: Any, spared: Set[int] = frozenset()) -> list[tuple[Any, str]]:
@@ -579,11 +575,10 @@ class Tombstone:
     # A former class with slots, from which the tombstone derives, may define its own.
     __getattr__ = __getattribute__
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: object = None) -> None:
         refuse(self, name, ReleasedAttributeError)
 
-    def __delattr__(self, name: str) -> None:
-        refuse(self, name, ReleasedAttributeError)
+    __delattr__ = __setattr__
 
     def __dir__(self) -> list[str]:
         return dir(object)
