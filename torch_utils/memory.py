@@ -209,20 +209,20 @@ def captures_graph(torch: Any) -> bool:
 def _empty_cache(backend: str, torch: Any, devices: Collection[str] | None = None) -> bool:
     emptied = False
     for index in devices_in_use(backend, torch):
-        module, name = getattr(torch, backend), f"{backend}:{index}"
-        if devices is not None and not {backend, name} & {*devices}:
-            continue
-        try:
-            with module.device(index) if hasattr(module, "device") else nullcontext():
-                if _is_capturing(module):
-                    log(DEBUG, "cache of %s not emptied: a CUDA graph is being captured", name)
-                    continue
-                module.empty_cache()
-            emptied = True
-        except Exception as error:
+        name = f"{backend}:{index}"
+        if devices is None or {backend, name} & {*devices}:
+            empty = functools.partial(_empty_one, getattr(torch, backend), index)
             # A device in an error state (illegal access, lost GPU) raises from every call.
-            log(DEBUG, "cache of %s not emptied: %r", name, error)
+            emptied |= query(empty, False, f"emptying the cache of {name}")
     return emptied
+
+
+def _empty_one(module: Any, index: int) -> bool:
+    with module.device(index) if hasattr(module, "device") else nullcontext():
+        if _is_capturing(module):
+            return False
+        module.empty_cache()
+        return True
 
 
 @early_bound

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,10 +148,14 @@ def _device_name(torch: Any, device: Any) -> str:
 
 
 def _on_host(result: Measurement) -> Iterator[Measurement]:
-    before = memory_snapshot().host.rss_bytes
-    has_mark = _reset_high_water_mark()
+    before, has_mark = memory_snapshot().host.rss_bytes, False
+    with suppress(OSError):  # Reset Linux's mark of the highest resident size; see proc(5).
+        has_mark = Path("/proc/self/clear_refs").write_bytes(b"5") > 0
     yield from _timed(result)
-    peak = _high_water_mark() if has_mark else memory_snapshot().host.rss_bytes
+    peak = memory_snapshot().host.rss_bytes
+    if has_mark:
+        status = Path("/proc/self/status").read_bytes()
+        peak = 1024 * int(status.partition(b"VmHWM:")[2].split()[0])
     result.peak_bytes = max(peak - before, 0)
 
 
@@ -161,20 +165,6 @@ def _timed(result: Measurement, wait: Callable[[], object] = bool) -> Iterator[M
     wait()
     result.host_s.append(time.perf_counter() - started)
     result.device_s.append(result.host_s[-1])
-
-
-def _reset_high_water_mark() -> bool:
-    """Reset Linux's mark of the highest resident size; see clear_refs in proc(5)."""
-    try:
-        Path("/proc/self/clear_refs").write_bytes(b"5")
-    except OSError:
-        return False
-    return True
-
-
-def _high_water_mark() -> int:
-    status = Path("/proc/self/status").read_bytes().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in status if line.startswith(b"VmHWM:"))
 
 
 def _on_cuda(torch: Any, result: Measurement) -> Iterator[Measurement]:

@@ -101,8 +101,8 @@ class _Search:
         self._seen.add(id(thing))
         if is_instance(thing, self._torch.Tensor):
             self._add(thing, holder)  # Also where it is known: each of its holders is named.
-            if not is_known:
-                self._look_into_tensor(thing, holder)
+            if not is_known:  # Tensors in its attributes: a wrapper class's, or the program's own.
+                self._pending.extend((part, holder) for part in attributes_of(thing).values())
         elif is_known:
             return
         elif is_instance(thing, self._array):
@@ -129,15 +129,6 @@ class _Search:
             for part in referents if len(referents) <= _MOST_REFERENTS else ():
                 if is_tracked(part) or is_instance(part, self._array):
                     yield part
-
-    def _look_into_tensor(self, tensor: Any, holder: str) -> None:
-        base = self._torch.Tensor
-        # Tensors in its attributes: those of a wrapper class, or the program's own.
-        self._pending.extend((part, holder) for part in attributes_of(tensor).values())
-        if base.is_leaf.__get__(tensor):
-            gradient = base.grad.__get__(tensor)
-            if gradient is not None:
-                self._add(gradient, f"the gradient of {holder}")
 
     def _check_array(self, array: Any, holder: str) -> None:
         base = array

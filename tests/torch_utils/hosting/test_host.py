@@ -244,27 +244,6 @@ def test_init_refuses_wrong_arguments(what) -> None:
             ModelHost(Stub, **{"isolation": "process", **options})
 
 
-def test_lease_times_out_while_another_thread_loads() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def load() -> Stub:
-        begun.set()
-        go_on.wait()
-        return Stub()
-
-    host = ModelHost(load)
-    loader = threading.Thread(target=host.load)
-    loader.start()
-    begun.wait()
-    with pytest.raises(TimeoutError, match=r"still loading after 0\.01 s"):
-        host.lease(timeout_s=0.01).__enter__()
-    go_on.set()
-    loader.join()
-    assert host.status().leases == 0
-    host.unload()
-    host.close()
-
-
 # Leases
 
 

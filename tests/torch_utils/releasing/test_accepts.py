@@ -12,7 +12,6 @@ import datetime
 import enum
 import fractions
 import functools
-import itertools
 import logging
 import multiprocessing
 import pathlib
@@ -347,15 +346,6 @@ def test_objects_in_an_object_are_reported_as_held() -> None:
         "Bundle.others.model.bias",
     ]
     assert inner.model(torch.ones(1, 8)).shape == (1, 8)
-
-
-def test_iterators_are_not_read() -> None:
-    """Iterators in attributes stay unchanged."""
-    counter = itertools.count()
-    holder = Holder(layer())
-    holder.counter = counter
-    release(holder)
-    assert next(counter) == 0
 
 
 def test_schedulers_scalers_and_loaders_drop_their_references() -> None:
