@@ -36,7 +36,7 @@ M = TypeVar("M")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Holder:
     """A thread or coroutine that holds a lease or waits for one.
 
@@ -119,6 +119,11 @@ class _Lease(Generic[M]):
         if not self._calls:
             self._host.end_lease(holder)
             self._holder = None
+
+    def move_here(self) -> None:
+        """Count the lease as this thread's, which must not wait for its end."""
+        if self._holder is not None:
+            self._holder.thread = threading.get_ident()
 
     def finish(self) -> None:
         """End the lease, and unload the model if it is due."""
@@ -227,6 +232,7 @@ async def call_in_thread(lease: AsyncLease[M], function: Callable[[M], T]) -> T:
     model = await lease.__aenter__()
 
     def call() -> T:
+        lease.move_here()
         try:
             return function(model)
         finally:

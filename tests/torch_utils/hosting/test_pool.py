@@ -263,8 +263,11 @@ def test_removed_model_is_unloaded_and_forgotten() -> None:
 
 
 def test_pool_calls_a_model_for_a_coroutine() -> None:
-    with make(ModelPool(), a=1) as pool:
+    """A function that needs the room of its own model gets an error."""
+    with make(ModelPool(max_loaded=1), a=1, b=1) as pool:
         assert asyncio.run(pool.call("a", is_whole, timeout_s=WAIT_S))
+        with pytest.raises(NoRoomError, match="a has "):
+            asyncio.run(pool.call("a", lambda model: pool.lease("b").__enter__()))
 
 
 def test_budget_needs_to_know_sizes(caplog: pytest.LogCaptureFixture) -> None:
