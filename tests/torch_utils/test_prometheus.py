@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import textwrap
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import Result, assert_clean, run_forked
+from support.programs import ROOT, Result, assert_clean, run_forked
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 
@@ -84,6 +86,28 @@ def test_promtool_accepts_the_metrics(exposition: str) -> None:
 
     assert lint(exposition) == ""
     assert "torch_utils_loads" in lint("# TYPE torch_utils_loads counter\ntorch_utils_loads 1\n")
+
+
+def test_dashboard_shows_every_metric_by_valid_queries(exposition: str, tmp_path: Path) -> None:
+    dashboard = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text())
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    queries = [target["expr"].replace("$__rate_interval", "1m") for target in targets]
+    asked = set(re.findall(r"\b(torch_utils_\w+?)(?:_total|_bucket)?\b", " ".join(queries)))
+    exported = re.findall(r"^# TYPE (torch_utils_\w+?)(?:_total)? ", exposition, re.MULTILINE)
+    assert asked == set(exported)
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: Debian's package prometheus has it")
+
+    def is_valid(*queries: str) -> bool:
+        rules = [{"record": f"query:{n}", "expr": query} for n, query in enumerate(queries)]
+        path = tmp_path / "rules.yml"
+        path.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
+        done = subprocess.run([promtool, "check", "rules", path], capture_output=True, check=False)
+        return done.returncode == 0
+
+    assert is_valid(*queries)
+    assert not is_valid("sum by model (torch_utils_model_loaded)")
 
 
 def test_register_is_idempotent() -> None:
