@@ -68,32 +68,31 @@ class _Search:
         self._keys = {held.key for held in survivors}
         self.names: dict[int, list[str]] = {}
         self._stop = time.perf_counter() + SEARCH_S
+        self._passed = 0
         self._seen: set[int] = set()
         self._pending: deque[Part] = deque()
 
     def run(self) -> None:
+        """Follow all references; raise a TimeoutError if the time is over."""
         for variables in (_variables_of_functions, _variables_of_the_main_module, _all_variables):
-            for number, part in enumerate(variables()):
+            for part in variables():
+                self._check_time()
                 self._pending.append(part)
-                if not number % _BETWEEN_LOOKS and time.perf_counter() > self._stop:
-                    return
-            if not self._follow() or self._keys <= self.names.keys():
+            while self._pending:
+                self._check_time()
+                thing, holder = self._pending.popleft()
+                try:
+                    self._look_into(thing, holder)
+                except Exception as error:
+                    # The object may be half built, or another thread may be freeing it.
+                    log(DEBUG, "a %s not searched: %s", name_of(type(thing)), type(error))
+            if self._keys <= self.names.keys():
                 return
 
-    def _follow(self) -> bool:
-        """Follow all references; return False if the time is over."""
-        passed = 0
-        while self._pending:
-            passed += 1
-            if not passed % _BETWEEN_LOOKS and time.perf_counter() > self._stop:
-                return False
-            thing, holder = self._pending.popleft()
-            try:
-                self._look_into(thing, holder)
-            except Exception as error:
-                # The object may be half built, or another thread may be freeing it.
-                log(DEBUG, "a %s not searched: %s", name_of(type(thing)), type(error))
-        return True
+    def _check_time(self) -> None:
+        self._passed += 1
+        if not self._passed % _BETWEEN_LOOKS and time.perf_counter() > self._stop:
+            raise TimeoutError
 
     def _look_into(self, thing: Any, holder: str) -> None:
         kind = type(thing)
