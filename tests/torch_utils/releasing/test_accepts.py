@@ -144,27 +144,6 @@ class OwnMapping(collections.abc.Mapping):
     __len__ = __iter__ = __getitem__  # type: ignore[assignment]
 
 
-class OwnList(list):
-    def __iter__(self) -> Any:
-        raise AssertionError("ran the program's code")
-
-    __len__ = __getitem__ = __iter__  # type: ignore[assignment]
-
-
-class Rude:
-    """Every kind of inspection runs code of the program."""
-
-    def __init__(self, model: Any) -> None:
-        object.__getattribute__(self, "__dict__")["model"] = model
-
-    def _run(self, *args: Any) -> Any:
-        raise AssertionError("ran the program's code")
-
-    __getattribute__ = __iter__ = __len__ = __bool__ = __eq__ = __hash__ = __repr__ = _run
-    __class__ = property(_run)
-    closed = property(_run)
-
-
 class Property:
     @property
     def model(self) -> Any:
@@ -182,8 +161,6 @@ HOLDERS: dict[str, Any] = {
     "object": Holder,
     "slots": Slotted,
     "mapping": OwnMapping,
-    "list": lambda m: OwnList([m]),
-    "rude": Rude,
     "user dict": lambda m: collections.UserDict(a=m),
     "ordered dict": lambda m: collections.OrderedDict(a=m),
     "proxy": lambda m: types.MappingProxyType({"a": m}),
