@@ -33,7 +33,7 @@ from torch_utils.hosting.lease import (
     in_thread,
 )
 from torch_utils.hosting.process import ModelProcess, pickled_load
-from torch_utils.hosting.tenant import WARNING, ProcessTenant, Tenant, ThreadTenant
+from torch_utils.hosting.tenant import WARNING, Tenant, ThreadTenant
 from torch_utils.oom import clear_exception_frames
 from torch_utils.report import CleanupReport
 from torch_utils.resource import closed_error, closes_on_error
@@ -186,9 +186,8 @@ class ModelHost(ModelLender, Generic[M]):
         if isolation == "thread":
             self._new_tenant = partial(ThreadTenant, self.name, load)
         else:
-            options: Any = {"call_timeout_s": call_timeout_s, "environment": environment}
-            start = partial(ModelProcess, pickled_load(load), name=self.name, **options)
-            self._new_tenant = partial(ProcessTenant, start)
+            arguments = pickled_load(load), self.name, environment, call_timeout_s
+            self._new_tenant = partial(ModelProcess, *arguments)
         HOSTS[id(self)] = self
 
     def _reset(self) -> None:
@@ -537,7 +536,7 @@ class ModelHost(ModelLender, Generic[M]):
 
     def _warn_if_unknown(self, tenant: Tenant) -> None:
         """Log once if the model is not measured, and a pool or the unload needs to know it."""
-        is_known = any(self._sizes(tenant).values()) or isinstance(tenant, ProcessTenant)
+        is_known = any(self._sizes(tenant).values()) or isinstance(tenant, ModelProcess)
         needs_size = self._needs_size or not hasattr(type(tenant.model), "close")
         if needs_size and not is_known and not self._has_warned:
             self._has_warned = True

@@ -27,6 +27,8 @@ from torch_utils._runtime import early_bound
 from torch_utils.errors import ModelProcessError, repr_of
 from torch_utils.hosting import messages
 from torch_utils.hosting.messages import Message
+from torch_utils.memory import memory_snapshot
+from torch_utils.report import CleanupReport
 from torch_utils.resource import add_note, closed_error
 
 __all__ = ["ModelProcess", "Proxy", "pickled_load"]
@@ -87,12 +89,12 @@ def _describe(code: int | None) -> str:
 
 
 class ModelProcess:
-    """A model in a child process.
+    """A model in a child process: the tenant of its host.
 
-    The process is spawned, never forked. It ends with this object, and with this process even if
-    that crashes. It runs one call at a time; other threads wait. A call that does not return
-    because of an interrupt or a timeout ends the process: its answer could be mistaken for that of
-    the next call. A forked child of this process can neither call nor end it.
+    `load` spawns the process, which is never forked. It ends with this object, and with this
+    process even if that crashes. It runs one call at a time; other threads wait. A call that does
+    not return because of an interrupt or a timeout ends the process: its answer could be mistaken
+    for that of the next call. A forked child of this process can neither call nor end it.
 
     Args:
         load: The result of `pickled_load`.
@@ -100,24 +102,22 @@ class ModelProcess:
         environment: Environment variables to add or change.
         call_timeout_s: Seconds that a call may take; None for no limit.
 
-    Raises:
-        ModelProcessError: The process cannot be started.
-
     Attributes:
-        device_bytes: Bytes that the load reserved, by device.
+        report: What was freed, after `close`.
     """
 
     def __init__(
         self,
         load: bytes,
-        *,
         name: str,
-        environment: Mapping[str, str] | None = None,
-        call_timeout_s: float | None = None,
+        environment: Mapping[str, str] | None,
+        call_timeout_s: float | None,
     ) -> None:
         self.name = name
-        self.device_bytes: dict[str, int] = {}
+        self.report = CleanupReport()
+        self._device_bytes: dict[str, int] = {}  # that the load reserved
         self._load = load
+        self._environment = dict(environment or {})
         self._pid = getpid()
         self._call_timeout_s = call_timeout_s
         self._error = ""  # why it has ended
@@ -128,20 +128,39 @@ class ModelProcess:
         self._connection: socket.socket | None = None
         self._lifeline = -1
         self._child_descriptors: list[int] = []  # while it starts
+
+    @property
+    def model(self) -> ModelProcess:
+        """What a lease calls."""
+        return self
+
+    def load(self) -> None:
+        """Start the process and load the model. Call it once, before any other method.
+
+        Raises:
+            ModelProcessError: The process cannot be started, or has ended.
+            Exception: The load raised it.
+        """
         if IMPORTING_MAIN:
             raise ModelProcessError(
-                f"importing the main module starts a process for {name}; guard that code with "
+                f"importing the main module starts a process for {self.name}; guard that code with "
                 '`if __name__ == "__main__":`'
             )
         _PROCESSES.add(self)
         try:
             with DeferredSignals():
-                self._start(environment or {})
+                self._start()
         except BaseException:  # Also an interrupt must not leave a process running.
             self.kill()
             raise
+        settings = {"argv": list(sys.argv), "main": _main_module()}
+        try:
+            self._device_bytes = self._exchange(messages.dump((settings, self._load)), None)
+        except BaseException:  # Without a model the process has nothing to do.
+            self.end()
+            raise
 
-    def _start(self, environment: Mapping[str, str]) -> None:
+    def _start(self) -> None:
         descriptors = self._child_descriptors
         try:
             self._connection, connection = socket.socketpair()
@@ -158,7 +177,7 @@ class ModelProcess:
                 [sys.executable, *options, "-u", "-c", _START.format(path, *descriptors)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
-                env={**os.environ, **environment},
+                env={**os.environ, **self._environment},
             )
         except OSError as error:
             raise ModelProcessError(f"cannot start a process for {self.name}: {error}") from error
@@ -189,19 +208,21 @@ class ModelProcess:
             return 0
         return (int(words[1]) - (0 if mapped_files else int(words[2]))) * os.sysconf("SC_PAGE_SIZE")
 
-    def wait_until_loaded(self) -> None:
-        """Load the model and wait for it. Call it once, before any other method.
+    def sizes(self) -> dict[str, int]:
+        """Return its current memory, by device."""
+        return {**self._device_bytes, "host": self.resident_bytes()}
 
-        Raises:
-            ModelProcessError: The process has ended.
-            Exception: The load raised it.
-        """
-        settings = {"argv": list(sys.argv), "main": _main_module()}
-        try:
-            self.device_bytes = self._exchange(messages.dump((settings, self._load)), None)
-        except BaseException:  # Without a model the process has nothing to do.
-            self.end()
-            raise
+    def close(self) -> None:
+        """End the process, and report its memory as freed."""
+        before, started = memory_snapshot(), time.monotonic()
+        host_bytes = self.resident_bytes(mapped_files=False)
+        self.end()
+        self.report = CleanupReport(
+            freed_bytes={**self._device_bytes, "host": host_bytes},
+            duration_s=time.monotonic() - started,
+            before=before,
+            after=memory_snapshot(),
+        )
 
     def ask(self, request: tuple[Any, ...], check: Callable[[], None] | None = None) -> Any:
         """Send a request, ``("call", name, arguments, keywords)`` or ``("get", name)``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from torch_utils._runtime import log, whole_torch
 from torch_utils.errors import TorchUtilsError
 from torch_utils.hosting.process import ModelProcess
-from torch_utils.memory import memory_snapshot
 from torch_utils.releasing.objects import (
     attributes_of,
     contents_of,
@@ -24,7 +22,7 @@ from torch_utils.releasing.targets import tree_of
 from torch_utils.report import CleanupReport
 from torch_utils.resource import Resource
 
-__all__ = ["ProcessTenant", "Tenant", "ThreadTenant"]
+__all__ = ["Tenant", "ThreadTenant"]
 
 WARNING = 30
 
@@ -98,47 +96,5 @@ def _is_spent(model: Any, sizes: Mapping[str, int]) -> bool:
     return bool(closed) or any(map(is_released, [*parts, *layers]))
 
 
-class ProcessTenant:
-    """A model in a process of its own.
-
-    Args:
-        start: Starts the process.
-    """
-
-    def __init__(self, start: Callable[[], ModelProcess]) -> None:
-        self.report: CleanupReport = CleanupReport()
-        self.model: ModelProcess | None = None
-        self._start = start
-
-    def load(self) -> None:
-        """Start the process and wait until it has loaded the model."""
-        self.model = self._start()
-        self.model.wait_until_loaded()
-
-    def is_alive(self) -> bool:
-        """Return whether the process runs."""
-        return self.model is not None and self.model.is_alive()
-
-    def sizes(self) -> Mapping[str, int]:
-        """Return the current memory of the process, by device."""
-        if self.model is None:
-            return {}
-        return {**self.model.device_bytes, "host": self.model.resident_bytes()}
-
-    def close(self) -> None:
-        """End the process."""
-        if self.model is None:
-            return
-        before, started = memory_snapshot(), time.monotonic()
-        host_bytes = self.model.resident_bytes(mapped_files=False)
-        self.model.end()
-        self.report = CleanupReport(
-            freed_bytes={**self.model.device_bytes, "host": host_bytes},
-            duration_s=time.monotonic() - started,
-            before=before,
-            after=memory_snapshot(),
-        )
-
-
-Tenant = ThreadTenant | ProcessTenant
+Tenant = ThreadTenant | ModelProcess
 """A loaded model. Its host closes it once; `report` then has what was freed."""
