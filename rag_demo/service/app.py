@@ -8,12 +8,11 @@ from typing import Any, cast
 from fastapi import FastAPI, Security
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 
 from rag_demo.service import admin, documents, embed, probes, search
 from rag_demo.service.engine import LoadModel
 from rag_demo.service.guard import Guard
-from rag_demo.service.problems import raise_problem
+from rag_demo.service.problems import respond_to_error
 from rag_demo.service.responses import BEARER
 from rag_demo.service.service import Service
 from rag_demo.service.settings import Settings
@@ -44,14 +43,8 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
     @lifespan(deadline_s=_CLOSING_S)
     async def serving(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
         register()
-        try:
-            service = Service(settings, load_model)
-        except Exception as error:
-            # Servers only print it; `run_server` raises it.
-            app.state.failure = error
-            raise
+        app.state.service = service = Service(settings, load_model)
         scope.callback(service.close)
-        app.state.service = service
         yield {"service": service}
 
     app = FastAPI(
@@ -63,8 +56,9 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
         redoc_url=None,
         redirect_slashes=False,  # A redirect would go to the host that the client names.
         responses={"default": {"description": "An error.", **_ERRORS}},
-        exception_handlers={HTTPException: raise_problem, RequestValidationError: raise_problem},
+        exception_handlers=dict.fromkeys((HTTPException, RequestValidationError), respond_to_error),
     )
+    app.state.service = None
     modules = (probes, search, embed, documents, admin)
     for module in modules:
         # The guard checks tokens, before it reads a body; this describes them.
@@ -72,12 +66,4 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
         app.include_router(module.router, dependencies=described)
     routes = [route for module in modules for route in module.router.routes]
     app.add_middleware(Guard, settings=settings, routes=routes)
-    if settings.cors_origin:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origin,
-            allow_methods=["GET", "POST", "PUT", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "x-index-version", "x-truncated-texts"],
-        )
     return app

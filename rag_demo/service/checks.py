@@ -35,18 +35,6 @@ def check_model(model: str, name: str, model_id: str) -> None:
         raise Problem(404, detail, param="model", code="model_not_found")
 
 
-def check_dimensions(dimensions: int | None, dimension: int) -> int | None:
-    """Return how many numbers of each vector to keep.
-
-    Raises:
-        Problem: The model's vectors are shorter.
-    """
-    if dimensions is not None and dimensions > dimension > 0:
-        detail = f"dimensions must be at most {dimension} for this model, got {dimensions}"
-        raise Problem(422, detail, param="dimensions")
-    return dimensions
-
-
 def writable(request: Request) -> Service:
     """Return the service if clients may change the index.
 

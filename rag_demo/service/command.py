@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -20,36 +18,16 @@ class _Command(click.Command):
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
         try:
-            from rag_demo.service.settings import option_name, options
+            from rag_demo.service.settings import options
         except ModuleNotFoundError as error:
             raise RagDemoError(
                 f"serve needs {error.name}; install it with: "
                 "pip install '.[service]' in a clone of torch-cleanup"
             ) from None
-        made: list[click.Parameter] = []
-        for name, (text, is_flag, is_multiple, choices) in options().items():
-            kind: Any = {"type": click.Choice(choices)} if choices else {}
-            if is_flag:
-                kind = {"is_flag": True, "default": None}
-            made.append(click.Option([option_name(name)], help=text, multiple=is_multiple, **kind))
-        return [*made, *super().get_params(context)]
-
-
-@contextlib.contextmanager
-def _without_hangups() -> Iterator[None]:
-    """Ignore SIGHUP until the server handles it, and after the server has stopped."""
-    if not hasattr(signal, "SIGHUP"):
-        yield
-        return
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    finally:  # None: the handler was not installed from Python, so it cannot be restored.
-        signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
+        return [*options(), *super().get_params(context)]
 
 
 @click.command(cls=_Command, short_help="Search an index over HTTP.")
-@_without_hangups()
 def serve(**options: Any) -> int:
     """Search an index over HTTP, until SIGTERM or Ctrl-C.
 
@@ -65,12 +43,13 @@ def serve(**options: Any) -> int:
     # when torch is loaded, here or in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = str(settings.threads or cpu_quota())
+    from rag_demo.service.engine import read_place
     from rag_demo.service.logs import configure_logging
     from rag_demo.service.server import bind, run_server
-    from rag_demo.stores.index_format import read_manifest
     from torch_utils import exit_on_signals
 
-    read_manifest(settings.index)  # Its errors are for the terminal.
+    for place in settings.index:
+        read_place(place)  # Its errors are for the terminal.
     host = settings.host
     if not Tokens(settings).clients and not is_loopback(host):
         if not settings.no_token:
@@ -85,5 +64,7 @@ def serve(**options: Any) -> int:
         )
     listener = bind(settings)
     configure_logging(settings.log_format, settings.log_level)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until the server handles it, and afterwards.
     exit_on_signals()  # The server raises its signal again after it has stopped.
     return 128 + run_server(settings, listener)  # It returns only if the signal is ignored.

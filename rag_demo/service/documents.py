@@ -10,14 +10,13 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from rag_demo.documents.document import Document
-from rag_demo.retriever import LocalRetriever, embed
+from rag_demo.retriever import embed
 from rag_demo.service.checks import at_most, checked_documents, writable
 from rag_demo.service.jobs import EmbedJob
-from rag_demo.service.problems import ClientGoneError, Problem
+from rag_demo.service.problems import Problem
 from rag_demo.service.responses import JSONResponse, respond
 from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
 from rag_demo.service.service import Service, service_of
@@ -93,37 +92,20 @@ async def bulk(request: Request) -> Response:
                 added += len(documents)
                 yield _counts(service, added=added)
             yield _counts(service, added=added, finished=True)
-        except ClientDisconnect:
-            raise ClientGoneError from None
         except Problem as problem:
             if not added:  # No response has begun.
                 raise
-            yield {"status": problem.status, "error": problem.detail, "added": added}
+            yield {"status": problem.status_code, "error": problem.detail, "added": added}
 
-    return _Lines(lines())
+    found = lines()
+    first = await anext(found)  # Its problem has a response of its own.
 
+    async def encoded() -> AsyncIterator[bytes]:
+        yield orjson.dumps(first) + b"\n"
+        async for line in found:
+            yield orjson.dumps(line) + b"\n"
 
-class _Lines(Response):
-    """Lines of JSON. Unlike a StreamingResponse it leaves the request's body alone."""
-
-    def __init__(self, lines: AsyncIterator[dict[str, Any]]) -> None:
-        super().__init__(media_type="application/x-ndjson")
-        self._lines = lines
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        start: dict[str, Any] = {
-            "type": "http.response.start",
-            "status": 200,
-            "headers": self.raw_headers,
-        }
-        async for line in self._lines:
-            if start:
-                await send(start)
-                start = {}
-            body = orjson.dumps(line) + b"\n"
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+    return StreamingResponse(encoded(), media_type="application/x-ndjson")
 
 
 async def _chunks(request: Request, most: int) -> AsyncIterator[list[NewDocument]]:
@@ -163,9 +145,9 @@ async def delete_several(request: Request, body: DeleteRequest) -> JSONResponse:
     """Delete documents by ids or by a filter, and save the index."""
     service, where = writable(request), body.where
 
-    def change(retriever: LocalRetriever) -> int:
-        ids = body.ids or retriever.store.matching(where)  # type: ignore[arg-type]
-        return retriever.delete(ids)
+    def change(retriever: Any) -> int:
+        deleted: int = retriever.delete(body.ids or retriever.store.matching(where))
+        return deleted
 
     deleted = await service.change(change, service.deadline())
     return respond(request, _counts(service, deleted=deleted))
@@ -178,7 +160,8 @@ async def get(request: Request, document_id: str) -> Response:
 
     def read() -> Document | None:
         with service.engine.index.lease(1.0) as retriever:
-            return retriever.get([document_id])[0]
+            found: list[Document | None] = retriever.get([document_id])
+            return found[0]
 
     document = await run_in_thread(read)
     if document is None:

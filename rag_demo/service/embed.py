@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from rag_demo.service.checks import at_most, check_dimensions, check_model
+from rag_demo.service.checks import at_most, check_model
 from rag_demo.service.jobs import EmbedJob
 from rag_demo.service.problems import Problem
 from rag_demo.service.responses import JSONResponse, respond
@@ -18,7 +18,10 @@ from rag_demo.service.service import service_of
 from rag_demo.vectors import Vectors, normalized
 
 router = APIRouter()
-_QUERIES = ("query", "search_query")
+
+
+def _kind(prompt: str | None) -> Literal["query", "document"]:
+    return "query" if prompt in ("query", "search_query") else "document"
 
 
 async def _embed(request: Request, job: EmbedJob, dimensions: int | None) -> tuple[Vectors, int]:
@@ -29,10 +32,12 @@ async def _embed(request: Request, job: EmbedJob, dimensions: int | None) -> tup
     """
     service = service_of(request)
     at_most(len(job.texts), service.settings.max_texts, "texts", "input")
-    check_dimensions(dimensions, service.engine.model.dimension)
     rows = await service.run(request, job)
     vectors = np.asarray([vector for vector, _ in rows], "<f4")
-    if check_dimensions(dimensions, vectors.shape[1]) is not None:
+    if dimensions is not None:
+        if dimensions > vectors.shape[1]:
+            detail = f"dimensions must be at most {vectors.shape[1]}, got {dimensions}"
+            raise Problem(422, detail, param="dimensions")
         vectors = normalized(vectors[:, :dimensions], len(vectors))
     return vectors, sum(count for _, count in rows)
 
@@ -44,8 +49,8 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     job = EmbedJob(
         [body.inputs] if isinstance(body.inputs, str) else body.inputs,
         service_of(request).engine.model.max_tokens,
-        kind="query" if body.prompt_name in _QUERIES else "document",
-        truncate=body.truncate is not False,
+        body.truncate is not False,
+        kind=_kind(body.prompt_name),
     )
     vectors, _ = await _embed(request, job, body.dimensions)
     return respond(request, vectors, truncated=job.truncated)
@@ -56,23 +61,11 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     """Embed texts as OpenAI does; ``input_type`` "query" embeds them as queries."""
     engine = service_of(request).engine
     check_model(body.model, engine.model_name, engine.model_id)
-    texts: Any = [body.input] if isinstance(body.input, str) else body.input
-    if not texts:
-        raise Problem(400, "input must not be empty", param="input")
-    if not isinstance(texts[0], str):
-        raise Problem(
-            400,
-            "input must be text, not token ids (with LangChain: "
-            "OpenAIEmbeddings(check_embedding_ctx_length=False))",
-            param="input",
-            code="token_arrays_unsupported",
-        )
     job = EmbedJob(
-        texts,
+        [body.input] if isinstance(body.input, str) else body.input,
         engine.model.max_tokens,
-        kind="query" if (body.input_type or body.prompt_name) in _QUERIES else "document",
-        truncate=body.truncate is not False,
-        counts_all=True,
+        body.truncate is not False,
+        kind=_kind(body.input_type or body.prompt_name),
     )
     vectors, tokens = await _embed(request, job, body.dimensions)
     rows: list[Any] = list(vectors)
@@ -81,8 +74,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     content = {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": row}
-            for index, row in enumerate(rows)
+            {"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)
         ],
         "model": engine.model_name,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -90,25 +82,22 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     return respond(request, content, truncated=job.truncated)
 
 
-def _cards(request: Request) -> dict[str, dict[str, Any]]:
-    """Describe the models, by their names."""
-    names = [model.host.name for model in service_of(request).engine.models]
-    return {
-        name: {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}
-        for name in names
-    }
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
     """List the embedding model and the reranker."""
-    return JSONResponse({"object": "list", "data": list(_cards(request).values())})
+    names = [model.host.name for model in service_of(request).engine.models]
+    return JSONResponse({"object": "list", "data": list(map(_card, names))})
 
 
 @router.get("/v1/models/{model:path}")
 async def model(request: Request, model: str) -> JSONResponse:
     """Describe a model."""
-    engine, cards = service_of(request).engine, _cards(request)
-    if model not in cards:
+    engine = service_of(request).engine
+    if model not in engine.hosts:
         check_model(model, engine.model_name, engine.model_id)
-    return JSONResponse(cards.get(model, cards[engine.model_name]))
+        model = engine.model_name
+    return JSONResponse(_card(model))

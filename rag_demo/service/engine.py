@@ -1,13 +1,8 @@
-"""Engine: the embedding model, the reranker and the index, each in a `ModelHost`.
-
-A reload makes a second `Engine` with the same models and a new index.
-"""
+"""Engine: the embedding model, the reranker and the index, each in a `ModelHost`."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,17 +12,17 @@ import numpy as np
 
 from rag_demo.encoding.embedder import as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import ModelMismatchError
+from rag_demo.errors import ModelMismatchError, RagDemoError
 from rag_demo.reranker import Reranker
-from rag_demo.retriever import LocalRetriever, SearchResult
+from rag_demo.retriever import Retriever, SearchResult
 from rag_demo.service.settings import Settings
+from rag_demo.sharded_retriever import ShardedRetriever
 from rag_demo.stores.index_format import read_manifest
 from rag_demo.vectors import Vectors
 from torch_utils import ModelHost
 
 LoadModel = Callable[[], Any]
 _LEASE_S = 120.0  # for a load or an unload in another thread
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 class SearchOptions(NamedTuple):
@@ -37,11 +32,6 @@ class SearchOptions(NamedTuple):
     min_score: float | None
     where: Mapping[str, Any] | None
     mode: str
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """The options in a hashable form."""
-        return self.top_k, self.min_score, repr(self.where), self.mode
 
 
 @contextlib.contextmanager
@@ -90,9 +80,7 @@ def load_reranker(name: str, device: str | None, trust_remote_code: bool) -> Any
 
 
 class Hosted:
-    """A model in its host. After a load that failed, further attempts wait for growing pauses.
-
-    One thread loads, and any thread may read the attributes.
+    """A model in its host. One thread loads, and any thread may read the attributes.
 
     Args:
         host: The host.
@@ -109,24 +97,15 @@ class Hosted:
         self.has_loaded = False
         self.max_tokens: int | None = None
         self._checked_loads = -1
-        self._pause_s, self._retry_at = _SHORTEST_PAUSE_S, 0.0
-
-    @property
-    def retry_in_s(self) -> float:
-        """Seconds until a load may be tried again; 0 unless the last one has failed."""
-        return 0.0 if self.error is None else max(0.0, self._retry_at - time.monotonic())
 
     def load(self) -> None:
         """Load the model if it is not loaded.
 
         Raises:
-            Exception: The load has failed, now or less than the current pause ago.
+            Exception: The load has failed.
         """
-        if self.error is not None and self.retry_in_s:
-            raise self.error
         try:
-            if self.host.state != "loaded":
-                self.host.load()
+            self.host.load()
             loads = self.host.status().loads
             if loads != self._checked_loads:
                 with self.lease() as model:
@@ -134,10 +113,8 @@ class Hosted:
                 self._checked_loads = loads
         except BaseException as error:  # A tokenizer's panic or sys.exit() too.
             self.error = error
-            self._retry_at = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             raise
-        self.error, self._pause_s, self.has_loaded = None, _SHORTEST_PAUSE_S, True
+        self.error, self.has_loaded = None, True
 
     def check(self, model: Any) -> None:
         """Read what the model says about itself. Called after each load."""
@@ -183,15 +160,25 @@ class HostedEmbedder(Hosted):
         with self.lease() as model:
             return np.asarray(model.embed_documents(list(texts)), np.float32)
 
-    def count_tokens(self, texts: Sequence[str], kind: str) -> list[int] | None:
-        """Count the tokens of each text before truncation; None if the model cannot count."""
+    def count_tokens(self, texts: Sequence[str], kind: str) -> list[int]:
+        """Count the tokens of each text before truncation; 0 if the model cannot count."""
         with self.lease() as model:
-            try:
-                count = model.count_tokens
-            except AttributeError:
-                return None
-            counts: list[int] | None = count(list(texts), kind)
-            return counts
+            count = getattr(model, "count_tokens", None)
+            return list(count(list(texts), kind)) if count else [0] * len(texts)
+
+
+def read_place(place: Any) -> Any:
+    """Return the manifest of an index in a folder or in a database.
+
+    Raises:
+        RagDemoError: There is no index, it is damaged, or the database cannot be reached.
+    """
+    if isinstance(place, Path):
+        return read_manifest(place)
+    from rag_demo.stores.postgres import PostgresStore
+
+    with PostgresStore(place, create=False) as store:
+        return store.manifest
 
 
 class Engine:
@@ -203,15 +190,22 @@ class Engine:
         settings: The service's settings.
         load: Loads the embedding model; None for the model that the settings or the index name.
 
+    Attributes:
+        documents: How many documents the index has.
+        version: A name for its state.
+        databases: The open stores in databases.
+
     Raises:
-        RagDemoError: There is no index, or it is damaged.
+        RagDemoError: There is no index, or it is damaged or empty.
     """
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings = settings
-        manifest = read_manifest(settings.index)
-        made_by = manifest.model
-        self.documents, self.version = manifest.count, manifest.commit
+        made_by = read_place(settings.index[0]).model
+        if made_by is None:
+            raise RagDemoError("the index is empty; add documents to it with: rag-demo add")
+        self.documents, self.version = self.look()
+        self.databases: list[Any] = []
         self.model_id = settings.model or made_by.name
         self.dtype = made_by.dtype or "float32"
         device, trust = settings.device, settings.trust_remote_code
@@ -224,38 +218,54 @@ class Engine:
         if settings.reranker is not None:
             load = partial(load_reranker, settings.reranker, device, trust)
             self.reranker = Hosted(self._host(load, Path(settings.reranker).name))
-        self.index = self._host_index()
+        # The index is mapped from its files, so an idle index costs little.
+        self.index: ModelHost[Any] = ModelHost(self._open, name="index", keep_alive=-1)
 
     def _host(self, load: LoadModel, name: str) -> ModelHost[Any]:
         settings = self.settings
-        is_process = settings.isolation == "process"
         return ModelHost(
             load,
             name=name,
             keep_alive=settings.keep_alive,
             isolation=settings.isolation,
-            call_timeout_s=(settings.call_timeout or settings.hang_timeout) if is_process else None,
+            call_timeout_s=settings.hang_timeout if settings.isolation == "process" else None,
         )
 
-    def _host_index(self) -> ModelHost[LocalRetriever]:
-        # The index is mapped from its file, so an idle index costs little.
-        return ModelHost(self._open_index, name="index", keep_alive=-1)
+    def look(self) -> tuple[int, str]:
+        """Read the number of documents and the version from the folders and databases."""
+        manifests = [read_place(place) for place in self.settings.index]
+        return sum(each.count for each in manifests), ", ".join(each.commit for each in manifests)
 
-    def _open_index(self) -> LocalRetriever:
-        retriever: LocalRetriever
-        if self.settings.retriever == "faiss":
-            from rag_demo.faiss_retriever import FaissRetriever
+    def _open(self) -> Retriever:
+        settings = self.settings
+        shards: list[Any] = []
+        with contextlib.ExitStack() as stack:
+            for place in settings.index:
+                if not isinstance(place, Path):
+                    from rag_demo.pgvector_retriever import PgVectorRetriever
 
-            retriever = FaissRetriever(self.model)
-        else:
-            from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+                    shards.append(PgVectorRetriever(self.model, place.conninfo, place.table))
+                elif settings.retriever == "faiss":
+                    from rag_demo.faiss_retriever import FaissRetriever
 
-            retriever = PyTorchGPURetriever(self.model, device=self.settings.device)
-        with _close_on_error(retriever.close):
-            version = read_manifest(self.settings.index).commit  # Before: it may change meanwhile.
-            self.documents = retriever.load(self.settings.index)
-        self.version = version
+                    shards.append(FaissRetriever(self.model))
+                else:
+                    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+
+                    shards.append(PyTorchGPURetriever(self.model, device=settings.device))
+                stack.callback(shards[-1].close)
+            self._reopen(shards)
+            retriever = shards[0] if len(shards) == 1 else ShardedRetriever(shards)
+            stack.pop_all()
         return retriever
+
+    def _reopen(self, shards: Sequence[Any]) -> None:
+        state = self.look()  # Before: the folders may change meanwhile.
+        for shard, place in zip(shards, self.settings.index, strict=True):
+            if isinstance(place, Path):
+                shard.load(place)
+        self.databases = [each.store for each in shards if hasattr(each.store, "url")]
+        self.documents, self.version = state
 
     @property
     def models(self) -> list[Hosted]:
@@ -267,17 +277,14 @@ class Engine:
         """All hosts by their names."""
         return {host.name: host for host in (*(each.host for each in self.models), self.index)}
 
-    def reopened(self) -> Engine:
-        """Return an engine with the same models and a new index from the same folder.
+    def reload(self) -> None:
+        """Open the folders again. The old state answers until the new one is open.
 
         Raises:
             RagDemoError: The index cannot be opened, or was made with another model.
         """
-        engine = copy.copy(self)
-        engine.index = engine._host_index()
-        with _close_on_error(engine.index.close, 0):
-            engine.index.load()
-        return engine
+        with self.index.lease(_LEASE_S) as retriever:
+            self._reopen(getattr(retriever, "shards", [retriever]))
 
     def search(
         self, queries: Sequence[str], vectors: Mapping[str, Any], options: SearchOptions
@@ -285,36 +292,36 @@ class Engine:
         """Search for queries; ``vectors`` must have a vector of each, unless the mode is bm25."""
         known = None if options.mode == "bm25" else np.stack([vectors[query] for query in queries])
         with self.index.lease(_LEASE_S) as retriever:
-            return retriever.search_batch(
-                queries,
-                options.top_k,
-                options.min_score,
-                options.where,
-                mode=options.mode,
-                vectors=known,
+            found: list[list[SearchResult]] = retriever.search_batch(
+                queries, *options, vectors=known
             )
+            return found
 
-    def rerank(self, query: str, texts: Sequence[str]) -> tuple[list[float], list[int]]:
-        """Return the logit and the number of tokens of each text with the query."""
+    def rerank(self, query: str, texts: Sequence[str]) -> Any:
+        """Return the logits and the numbers of tokens of the texts with the query."""
         assert self.reranker is not None
         with self.reranker.lease() as reranker:
-            scored: tuple[list[float], list[int]] = reranker.score_and_count(query, list(texts))
-            return scored
+            return reranker.score_and_count(query, list(texts))
 
-    def change(self, change: Callable[[LocalRetriever], Any]) -> Any:
+    def change(self, change: Callable[[Any], Any]) -> Any:
         """Change the index and save it.
 
         Raises:
             IndexChangedError: Another process has changed the index.
         """
         with self.index.lease(_LEASE_S) as retriever:
-            result = change(retriever)
-            if not result:  # Nothing was deleted.
-                return result
-            retriever.save(self.settings.index)
-            self.documents = len(retriever)
-            self.version = read_manifest(self.settings.index).commit
+            if result := change(retriever):  # Otherwise nothing was deleted.
+                shards = getattr(retriever, "shards", [retriever])
+                for shard, place in zip(shards, self.settings.index, strict=True):
+                    if isinstance(place, Path):
+                        shard.save(place)
+                self.documents, self.version = self.look()
         return result
+
+    def pool(self, figure: str) -> int:
+        """Return a figure of the pools of connections, by its name in psycopg_pool."""
+        pools = [each._pool for each in self.databases if each._pool is not None]
+        return sum(each.get_stats().get(figure, 0) for each in pools)
 
     def close(self, deadline_s: float) -> None:
         """Close all hosts, the index first.

@@ -1,7 +1,7 @@
 """Middleware that every request passes before its route.
 
-It assigns request ids, checks host names and tokens, and reads bodies under limits of size and
-time. It adds security headers, cuts off clients that do not read, and logs each request.
+It assigns request ids, checks host names and tokens, limits bodies in size and time, adds security
+headers, and logs each request.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from functools import partial
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Match
 
+from rag_demo.errors import RagDemoError
 from rag_demo.service import metrics
 from rag_demo.service.logs import REQUEST_ID
 from rag_demo.service.probes import PAGE_FILES
-from rag_demo.service.problems import ClientGoneError, Problem, overloaded, problem_response
-from rag_demo.service.responses import BEARER, Buffer
+from rag_demo.service.problems import Problem, overloaded, problem_of, problem_response
+from rag_demo.service.responses import BEARER
 from rag_demo.service.settings import Settings, is_loopback
 
 Message = MutableMapping[str, Any]
@@ -32,7 +32,7 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
 
 log = logging.getLogger("rag_demo.service")
-STREAMED = "/documents/bulk"
+_STREAMED = "/documents/bulk"
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
@@ -42,16 +42,14 @@ _FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
 _CLIENT_GONE = 499  # nginx's status for a client that closed its connection
 _PIECE = 1 << 16  # bytes of a response that are sent together
 _CLOSE = {"connection": "close"}
-_SECURITY_HEADERS = [
-    (
-        b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        b"img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    ),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
-]
+_SECURITY_HEADERS = {
+    b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; "
+    b"connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; "
+    b"frame-ancestors 'none'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+}
 
 
 class Guard:
@@ -66,7 +64,7 @@ class Guard:
     def __init__(self, app: Any, settings: Settings, routes: Sequence[Any]) -> None:
         self._app, self._settings, self._routes = app, settings, routes
         self._on_loopback = is_loopback(settings.host)
-        self._buffer = Buffer(settings.buffer_bytes)
+        self._bytes = 0  # of all bodies and responses that are in memory
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -77,25 +75,27 @@ class Guard:
         client_id = headers.get(b"x-request-id", b"")
         request_id = client_id.decode() if _ID.fullmatch(client_id) else uuid.uuid4().hex
         REQUEST_ID.set(request_id)
-        account = [0]
-        # The server omits the body of a response to HEAD.
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        take_bytes = partial(self._buffer.take, account)
-        request = {**scope, "method": method, "request_id": request_id, "take_bytes": take_bytes}
         service = scope["state"]["service"]
-        status = _CLIENT_GONE
-        started = time.perf_counter()
+        status, taken, started = _CLIENT_GONE, 0, time.perf_counter()
+
+        def take_bytes(count: int) -> None:
+            nonlocal taken
+            if self._bytes + count > self._settings.buffer_bytes:
+                metrics.REFUSED.inc()
+                raise overloaded(1, "too many bytes are in memory; try again after Retry-After")
+            self._bytes += count
+            taken += count
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                added = [(b"x-request-id", request_id.encode()), *_SECURITY_HEADERS]
+                added = {**_SECURITY_HEADERS, b"x-request-id": request_id.encode()}
                 if service.draining:
-                    added.append((b"connection", b"close"))
+                    added[b"connection"] = b"close"
                 known = {name for name, _ in message["headers"]}
-                added = [each for each in added if each[0] not in known]
-                message = {**message, "headers": [*message["headers"], *added]}
+                more = [pair for pair in added.items() if pair[0] not in known]
+                message = {**message, "headers": [*message["headers"], *more]}
             await self._send(send, message)
 
         async def refuse(problem: Problem) -> None:
@@ -103,31 +103,28 @@ class Guard:
                 response = problem_response(problem, request["path"], request_id)
                 await response(scope, receive, send_with_headers)
 
+        # The server omits the body of a response to HEAD.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        request = {**scope, "method": method, "request_id": request_id, "take_bytes": take_bytes}
+        # A response that is streamed must not read the request: starlette looks at the version.
+        request["asgi"] = {**scope.get("asgi", {}), "spec_version": "2.4"}
         metrics.IN_FLIGHT.inc()
         try:
-            try:
-                await self._admit(request, headers, service.tokens)
-                if request["path"] == STREAMED:
-                    receive = partial(_receive_within, receive, self._settings.body_timeout)
-                else:
-                    receive = _replay(await self._read(request, headers, receive), receive)
-                await self._app(request, receive, send_with_headers)
-            except Problem as problem:
-                await refuse(problem)
-            except ClientGoneError:
-                pass
-            except asyncio.CancelledError:  # The server does not wait any longer.
-                await refuse(overloaded(1, "the service is stopping", status=503))
-            except Exception as error:
-                # The last handler before the server: the text of an unknown error is for the
-                # log only.
-                log.error("the request failed: %r", error, exc_info=error)
-                await refuse(Problem(500, "the service failed; its log says why"))
-        except ClientGoneError:  # The client does not read the refusal.
+            await self._admit(request, headers, service.tokens)
+            await self._app(request, self._limited(request, receive), send_with_headers)
+        except Problem as problem:
+            await refuse(problem)
+        except ClientDisconnect:
             pass
+        except asyncio.CancelledError:  # The server does not wait any longer.
+            await refuse(overloaded(1, "the service is stopping", status=503))
+        except Exception as error:  # The last handler before the server.
+            log.error("the request failed: %r", error, exc_info=error)
+            unknown = Problem(500, "the service failed; its log says why")
+            await refuse(problem_of(error) if isinstance(error, RagDemoError) else unknown)
         finally:
             metrics.IN_FLIGHT.dec()
-            self._buffer.used -= account[0]
+            self._bytes -= taken
             seconds = time.perf_counter() - started
             route = self._route(request)
             # Labels that clients can invent would be kept forever.
@@ -139,27 +136,26 @@ class Guard:
             line = (client, method, route, status, seconds * 1e3)
             log.info("%s %s %s %s %.1f ms", *line, extra={**extra, "ms": round(seconds * 1e3, 1)})
 
+    async def _send(self, send: Send, message: Message) -> None:
+        """Send a part of a response in pieces: a client that reads slowly is not cut off.
+
+        Raises:
+            ClientDisconnect: The client does not read; the server closes the connection.
+        """
+        body, has_more = message.get("body", b""), message.get("more_body", False)
+        for end in range(_PIECE, len(body) + _PIECE, _PIECE) if body else (0,):
+            if body:
+                message = {**message, "body": body[end - _PIECE : end]}
+                message["more_body"] = has_more or end < len(body)
+            try:
+                await asyncio.wait_for(send(message), self._settings.write_timeout)
+            except asyncio.TimeoutError:
+                raise ClientDisconnect from None
+
     def _route(self, scope: Message) -> str:
         """Return the route of a request, also if it was refused before its route was known."""
         matching = (each.path for each in self._routes if each.matches(scope)[0] != Match.NONE)
         return getattr(scope.get("route"), "path", None) or next(matching, "unknown")
-
-    async def _send(self, send: Send, message: Message) -> None:
-        """Send a part of a response in pieces.
-
-        Raises:
-            ClientGoneError: The client does not read; the server closes the connection.
-        """
-        body = message.get("body", b"")
-        for start in range(0, max(1, len(body)), _PIECE):
-            piece = message
-            if body:
-                more = message.get("more_body", False) or start + _PIECE < len(body)
-                piece = {**message, "body": body[start : start + _PIECE], "more_body": more}
-            try:
-                await asyncio.wait_for(send(piece), self._settings.write_timeout)
-            except asyncio.TimeoutError:
-                raise ClientGoneError from None
 
     async def _admit(self, scope: Message, headers: Headers, tokens: Any) -> None:
         path, method = scope["path"], scope["method"]
@@ -175,12 +171,12 @@ class Guard:
             detail = "compressed bodies are not supported; send the body without content-encoding"
             raise Problem(415, detail, headers={"accept-encoding": "identity", **_CLOSE})
         is_admin = path.startswith("/admin") or (path.startswith("/documents") and method != "GET")
-        if not is_admin and method == "GET" and path in _OPEN_PATHS and tokens.clients:
+        if method == "GET" and path in _OPEN_PATHS and tokens.clients:
             return
         if is_admin and tokens.clients and not tokens.admin:
             raise Problem(403, "administration needs an admin token; set RAG_DEMO_ADMIN_TOKEN")
-        known = [*tokens.admin, *(() if is_admin else tokens.clients)]
         if tokens.admin if is_admin else tokens.clients:
+            known = tokens.admin if is_admin else [*tokens.admin, *tokens.clients]
             credentials = await BEARER(Request(scope))
             token = credentials.credentials.encode() if credentials else b""
             if is_admin and token in tokens.clients:
@@ -194,68 +190,46 @@ class Guard:
                 )
             return
         if is_admin:
-            self._admit_local(scope, headers)
+            _admit_local(scope, headers)
         name = re.sub(r":\d+$", "", host)
         if (self._on_loopback or is_admin) and b"host" in headers and not is_loopback(name):
             # A site whose name resolves to this machine could read everything (DNS rebinding).
             what = "administration" if is_admin else "this service"
             raise Problem(421, f"{what} is not available under this host name; use localhost")
 
-    def _admit_local(self, scope: Message, headers: Headers) -> None:
-        client = (scope.get("client") or (None,))[0]
-        if not is_loopback(client) or any(map(_FORWARDED.fullmatch, headers)):
-            raise Problem(403, "administration needs a token, or a client on the same machine")
-        origin, host = headers.get(b"origin"), headers.get(b"host", b"")
-        is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
-        if is_foreign or (origin is not None and origin.partition(b"://")[2] != host):
-            raise Problem(403, "pages of other sites must not administer this service")
+    def _limited(self, scope: Message, receive: Receive) -> Receive:
+        """Return a ``receive`` that limits a body in size and time, or each part of a stream."""
+        most, limit_s = self._settings.max_body_bytes, self._settings.body_timeout
+        is_streamed, size, started = scope["path"] == _STREAMED, 0, time.monotonic()
+        is_complete = False
 
-    async def _read(self, scope: Message, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body; the route starts only when the body is complete."""
-        if scope["method"] in ("GET", "OPTIONS"):
-            return b""
-        most = self._settings.max_body_bytes
-        too_large = Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length[:20]) > most:
-            raise too_large
-        body = bytearray()
+        async def limited() -> Message:
+            nonlocal size, is_complete
+            if is_complete:
+                return await receive()
+            left_s = limit_s - (0.0 if is_streamed else time.monotonic() - started)
+            try:
+                message = await asyncio.wait_for(receive(), left_s)
+            except asyncio.TimeoutError:
+                detail = f"the body was not complete within {limit_s:g} s"
+                raise Problem(408, detail, headers=_CLOSE) from None
+            part = len(message.get("body", b""))
+            if not is_streamed:
+                scope["take_bytes"](part)
+                size += part
+            if size > most:
+                raise Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
+            is_complete = not message.get("more_body", False)
+            return message
 
-        async def read() -> None:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                part = message.get("body", b"")
-                scope["take_bytes"](len(part))
-                body.extend(part)
-                if len(body) > most:
-                    raise too_large
-                if not message.get("more_body", False):
-                    return
-
-        try:
-            await asyncio.wait_for(read(), self._settings.body_timeout)
-        except asyncio.TimeoutError:
-            detail = f"the body was not complete within {self._settings.body_timeout:g} s"
-            raise Problem(408, detail, headers=_CLOSE) from None
-        return bytes(body)
+        return limited
 
 
-async def _receive_within(receive: Receive, timeout_s: float) -> Message:
-    try:
-        return await asyncio.wait_for(receive(), timeout_s)
-    except asyncio.TimeoutError:
-        raise Problem(408, f"no part of the body came within {timeout_s:g} s") from None
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that returns the body first and then the server's messages."""
-    parts = [body]
-
-    async def replay() -> Message:
-        if parts:
-            return {"type": "http.request", "body": parts.pop(), "more_body": False}
-        return await receive()
-
-    return replay
+def _admit_local(scope: Message, headers: Headers) -> None:
+    client = (scope.get("client") or (None,))[0]
+    if not is_loopback(client) or any(map(_FORWARDED.fullmatch, headers)):
+        raise Problem(403, "administration needs a token, or a client on the same machine")
+    origin, host = headers.get(b"origin"), headers.get(b"host", b"")
+    is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+    if is_foreign or (origin is not None and origin.partition(b"://")[2] != host):
+        raise Problem(403, "pages of other sites must not administer this service")

@@ -6,16 +6,15 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, SearchOptions
 from rag_demo.service.problems import Problem
 
-Lane = Literal["model", "reranker", "words"]
 _BYTES_PER_TOKEN = 3
 _SPECIAL_TOKENS = 2
-_PROMPT_BYTES = 256  # A text shorter than the model's limit by this is never cut off.
 
 
 @dataclass(eq=False)
@@ -25,6 +24,8 @@ class Job:
     Attributes:
         texts: What to compute.
         max_tokens: How many tokens of a text the model reads.
+        truncate: Whether to cut off texts that are too long. Otherwise they are refused.
+        truncated: How many texts were cut off.
         request_id: For the log.
         answer: One result for each text. The lane makes it.
         taken: How many texts have been taken from the queue.
@@ -33,6 +34,8 @@ class Job:
 
     texts: Sequence[str]
     max_tokens: int | None = None
+    truncate: bool = True
+    truncated: int = 0
     request_id: str = ""
     answer: asyncio.Future[list[Any]] = field(init=False)
     results: list[Any] = field(default_factory=list)
@@ -43,7 +46,7 @@ class Job:
         self.tokens = [self.estimate(text) for text in self.texts]
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> Literal["model", "reranker", "words"]:
         """The queue in which the job waits."""
         return "model"
 
@@ -51,6 +54,26 @@ class Job:
         """Return about how many tokens a text has: one for three bytes."""
         count = _SPECIAL_TOKENS + len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN
         return count if self.max_tokens is None else min(count, self.max_tokens)
+
+    def counted(self, rows: list[Any], most: int | None) -> Any:
+        """Count tokens and texts that were cut off.
+
+        Args:
+            rows: For each text a result and the number of its tokens before truncation.
+            most: How many tokens of a text the model reads.
+
+        Returns:
+            The rows with the numbers of tokens that were read, or a `Problem`.
+        """
+        long = [row for row, (_, count) in enumerate(rows) if most is not None and count > most]
+        if long and not self.truncate:
+            place = self.taken - len(rows) + long[0]
+            detail = f"text {place} has {rows[long[0]][1]} tokens; the model reads {most}"
+            return Problem(413, f"{detail}; shorten it or set truncate to true", param="inputs")
+        self.truncated += len(long)
+        rows = [(result, min(count, most or count)) for result, count in rows]
+        metrics.TOKENS.inc(sum(count for _, count in rows))
+        return rows
 
     @classmethod
     def run(cls, engine: Engine, parts: Sequence[tuple[Any, Sequence[str]]]) -> list[Any]:
@@ -72,60 +95,24 @@ class EmbedJob(Job):
 
     Attributes:
         kind: Whether the texts are queries or documents.
-        truncate: Whether to cut off texts that are too long. Otherwise they are refused.
-        counts_all: Whether to count the tokens of short texts too.
-        truncated: How many texts were cut off.
     """
 
     kind: Literal["query", "document"] = "document"
-    truncate: bool = True
-    counts_all: bool = False
-    truncated: int = 0
 
     @classmethod
     def run(cls, engine: Engine, parts: Sequence[tuple[EmbedJob, Sequence[str]]]) -> list[Any]:
         """See `Job.run`."""
-        results: list[Any] = [job._count(engine, texts) for job, texts in parts]
-        for kind in ("query", "document"):
+        model, results = engine.model, [None] * len(parts)
+        embeds = {"query": model.embed_queries, "document": model.embed_documents}
+        for kind, embed in embeds.items():
             rows = [row for row, (job, _) in enumerate(parts) if job.kind == kind]
-            rows = [row for row in rows if not isinstance(results[row], Problem)]
             texts = [text for row in rows for text in parts[row][1]]
             if texts:
-                embed = (
-                    engine.model.embed_queries
-                    if kind == "query"
-                    else (engine.model.embed_documents)
-                )
-                vectors = iter(embed(texts))
+                found = zip(embed(texts), model.count_tokens(texts, kind), strict=True)
                 for row in rows:
-                    results[row] = [(next(vectors), count) for count in results[row]]
+                    job, its = parts[row]
+                    results[row] = job.counted(list(islice(found, len(its))), model.max_tokens)
         return results
-
-    def _count(self, engine: Engine, texts: Sequence[str]) -> list[int] | Problem:
-        most = engine.model.max_tokens
-        counts = [0] * len(texts)
-        rows = [
-            row
-            for row, text in enumerate(texts)
-            if self.counts_all
-            or (most and len(text.encode("utf-8", "replace")) + _PROMPT_BYTES > most)
-        ]
-        found = engine.model.count_tokens([texts[row] for row in rows], self.kind) if rows else None
-        if found is None:
-            return counts
-        for row, count in zip(rows, found, strict=True):
-            if most is not None and count > most:
-                if not self.truncate:
-                    place = self.taken - len(texts) + row
-                    detail = f"inputs[{place}] has {count} tokens; the model reads {most}"
-                    return Problem(
-                        413, f"{detail}; shorten it or set truncate to true", param="inputs"
-                    )
-                self.truncated += 1
-                count = most
-            counts[row] = count
-        metrics.TOKENS.inc(sum(counts))
-        return counts
 
 
 @dataclass(eq=False)
@@ -135,27 +122,25 @@ class SearchJob(Job):
     options: SearchOptions = field(kw_only=True)
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> Literal["model", "words"]:
         """See `Job.lane`."""
         return "words" if self.options.mode == "bm25" else "model"
 
     @classmethod
     def run(cls, engine: Engine, parts: Sequence[tuple[SearchJob, Sequence[str]]]) -> list[Any]:
         """See `Job.run`."""
-        needed = [text for job, texts in parts if job.lane == "model" for text in texts]
-        unique = list(dict.fromkeys(needed))
-        vectors = (
-            dict(zip(unique, engine.model.embed_queries(unique), strict=True)) if unique else {}
-        )
-        groups: dict[Any, list[int]] = {}
+        needed = dict.fromkeys(q for job, texts in parts if job.lane == "model" for q in texts)
+        found = engine.model.embed_queries([*needed]) if needed else ()
+        vectors = dict(zip(needed, found, strict=True))
+        groups: dict[str, list[int]] = {}
         for row, (job, _) in enumerate(parts):
-            groups.setdefault(job.options.key, []).append(row)
+            groups.setdefault(repr(job.options), []).append(row)
         results: list[Any] = [None] * len(parts)
         for rows in groups.values():
             texts = [text for row in rows for text in parts[row][1]]
-            found = iter(engine.search(texts, vectors, parts[rows[0]][0].options))
+            hits = iter(engine.search(texts, vectors, parts[rows[0]][0].options))
             for row in rows:
-                results[row] = [next(found) for _ in parts[row][1]]
+                results[row] = list(islice(hits, len(parts[row][1])))
         return results
 
 
@@ -166,7 +151,7 @@ class RerankJob(Job):
     query: str = ""
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> Literal["reranker"]:
         """See `Job.lane`."""
         return "reranker"
 
@@ -177,9 +162,9 @@ class RerankJob(Job):
     @classmethod
     def run(cls, engine: Engine, parts: Sequence[tuple[RerankJob, Sequence[str]]]) -> list[Any]:
         """See `Job.run`."""
-        results = []
-        for job, texts in parts:
-            scores, counts = engine.rerank(job.query, texts)
-            metrics.TOKENS.inc(sum(counts))
-            results.append(list(zip(scores, counts, strict=True)))
-        return results
+        assert engine.reranker is not None
+        most = engine.reranker.max_tokens
+        return [
+            job.counted(list(zip(*engine.rerank(job.query, texts), strict=True)), most)
+            for job, texts in parts
+        ]

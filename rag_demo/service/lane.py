@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, Hosted
 from rag_demo.service.jobs import Job
 from rag_demo.service.logs import REQUEST_ID
-from rag_demo.service.problems import ClientGoneError, Problem, overloaded, public_reason
-from rag_demo.service.settings import Settings
+from rag_demo.service.problems import Problem, overloaded, problem_of
 from rag_demo.service.threads import DaemonThread
 
 log = logging.getLogger("rag_demo.service")
@@ -115,23 +116,17 @@ class Lane:
 
     Args:
         name: The name, for threads and metrics.
-        engine: Returns the engine for a batch when the batch starts.
-        settings: The service's settings.
-        model: Returns the model that the jobs need; None if they need only the index.
+        engine: The models and the index.
+        model: The model that the jobs need; None if they need only the index.
     """
 
-    def __init__(
-        self,
-        name: str,
-        engine: Callable[[], Engine],
-        settings: Settings,
-        model: Callable[[], Hosted] | None,
-    ) -> None:
-        self.name, self._engine, self._settings, self._model = name, engine, settings, model
+    def __init__(self, name: str, engine: Engine, model: Hosted | None) -> None:
+        self.name, self._engine, self._model = name, engine, model
+        self._settings = engine.settings
         self._small, self._bulk = Queue(), Queue()
         self._last_small = 0.0
         self._wake, self._turn = asyncio.Event(), asyncio.Lock()
-        self._closed = False
+        self._is_closed = self._is_stopping = False
         self._running: list[Job] = []
         self._thread = DaemonThread(f"rag_demo.{name}")
         self._phase: tuple[str, float, float] | None = None  # what runs, since when, its limit
@@ -142,11 +137,15 @@ class Lane:
     @property
     def failure(self) -> str:
         """Why the lane does not work on requests; "" if it does."""
-        if self._task.done() and not self._closed:
+        if self._task.done() and not self._is_closed:
             return "the service has stopped working on requests; restart it"
         if (phase := self._phase) is not None and time.monotonic() - phase[1] > phase[2]:
             return f"{phase[0]} has not ended for more than {phase[2]:g} s"
         return ""
+
+    @property
+    def _is_loading(self) -> bool:
+        return (phase := self._phase) is not None and phase[0] == _LOADING
 
     async def run(self, request: Any, job: Job, deadline: float) -> list[Any]:
         """Run a job.
@@ -162,14 +161,14 @@ class Lane:
 
         Raises:
             Problem: The queue is too long, the deadline has passed, or the job failed.
-            ClientGoneError: The client has closed its connection.
+            ClientDisconnect: The client has closed its connection.
         """
-        if self._closed:
-            raise overloaded(1, "the service is stopping", status=503)
+        if self._is_closed or (self._is_stopping and self._is_loading):
+            raise _stopping()
         if reason := self.failure:
             raise overloaded(5, reason, status=503)
-        if self._model is not None and (wait_s := self._model().retry_in_s):
-            raise overloaded(wait_s, public_reason(self._model().error), status=503)
+        if self._model is not None and self._model.error is not None:
+            raise problem_of(self._model.error)
         left_s = deadline - asyncio.get_running_loop().time()
         queue = self._small if sum(job.tokens) <= _BULK_TOKENS else self._bulk
         job.answer, job.request_id = asyncio.get_running_loop().create_future(), REQUEST_ID.get()
@@ -183,7 +182,7 @@ class Lane:
             if job.answer.done():
                 return job.answer.result()
             if gone.done():
-                raise ClientGoneError
+                raise ClientDisconnect
             message = f"the answer was not ready within {self._settings.timeout:g} s"
             raise overloaded(5, message, status=504 if job.taken else 503)
         finally:
@@ -198,12 +197,20 @@ class Lane:
             return await self._thread.call(function)
 
     async def load(self) -> None:
-        """Load the model between two batches.
+        """Load the model between two batches, even if the last load has failed.
 
         Raises:
             Exception: The load failed.
         """
         await self.call(self._load)
+
+    def stop_loading(self) -> None:
+        """Refuse what needs a load from now on: it may take longer than a stop."""
+        self._is_stopping = True
+        if self._is_loading:
+            for job in [*self._small.jobs, *self._bulk.jobs, *self._running]:
+                if not job.answer.done():
+                    job.answer.set_exception(_stopping())
 
     async def close(self) -> bool:
         """Finish the queues and stop. Do not wait for a load.
@@ -211,22 +218,14 @@ class Lane:
         Returns:
             Whether the thread is idle. A call that hangs goes on in its daemon thread.
         """
-        self._closed = True
+        self._is_closed = True
         self._wake.set()
-        if self._phase is not None and self._phase[0] == _LOADING:
-            self.refuse_waiting_for_load()
-        else:
+        self.stop_loading()
+        if not self._is_loading:
             await asyncio.wait([self._task], timeout=_CLOSING_S)
         self._task.cancel()
         self._thread.stop()
         return self._phase is None
-
-    def refuse_waiting_for_load(self) -> None:
-        """Refuse what is waiting, if the model is being loaded: it might never be computed."""
-        if self._phase is not None and self._phase[0] == _LOADING:
-            for job in [*self._small.jobs, *self._bulk.jobs, *self._running]:
-                if not job.answer.done():
-                    job.answer.set_exception(overloaded(1, "the service is stopping", status=503))
 
     async def _work(self) -> None:
         while True:
@@ -243,7 +242,7 @@ class Lane:
                         is_busy = True
                         await self._compute(queue, parts)
             if not is_busy:
-                if self._closed:
+                if self._is_closed:
                     return
                 await self._wake.wait()
 
@@ -283,8 +282,10 @@ class Lane:
 
     def _load(self) -> None:
         if self._model is not None:
+            if self._is_stopping and self._model.host.state != "loaded":
+                raise _stopping()
             with self._limited(_LOADING, self._settings.load_timeout):
-                self._model().load()
+                self._model.load()
 
     def _run(self, parts: list[Part]) -> tuple[list[Any], float]:
         """Return the results of each part or a `Problem`, and the seconds without a load.
@@ -292,37 +293,40 @@ class Lane:
         Runs in the thread.
         """
         try:
+            if self._model is not None and self._model.error is not None:
+                raise self._model.error  # Only `load` tries again.
             self._load()
         except BaseException as error:  # After any error the next attempt may succeed.
-            return [_problem(error, job) for job, _ in parts], 0.0
+            return [_failed(error, job) for job, _ in parts], 0.0
         started = time.perf_counter()
         return self._answers(parts), time.perf_counter() - started
 
     def _answers(self, parts: list[Part]) -> list[Any]:
         try:
             with self._limited("a call of the model", self._settings.hang_timeout):
-                kinds = {type(job) for job, _ in parts}
                 found: dict[Job, Any] = {}
-                for kind in kinds:
+                for kind in {type(job) for job, _ in parts}:
                     its = [part for part in parts if type(part[0]) is kind]
-                    for (job, _), outcome in zip(its, kind.run(self._engine(), its), strict=True):
+                    for (job, _), outcome in zip(its, kind.run(self._engine, its), strict=True):
                         found[job] = outcome
                 return [found[job] for job, _ in parts]
         except BaseException as error:
             # A tokenizer's panic or a model's sys.exit() must not end the thread.
             if len(parts) == 1:
-                return [_problem(error, parts[0][0])]
+                return [_failed(error, parts[0][0])]
             log.debug("a batch of %d jobs failed and is retried one by one: %r", len(parts), error)
             return [[] if part[0].answer.done() else self._answers([part])[0] for part in parts]
 
 
-def _problem(error: BaseException, job: Job) -> Problem:
-    if isinstance(error, Problem):
-        return error
-    extra = {"request_id": job.request_id}
-    log.error("a request failed: %r", error, exc_info=error, extra=extra)
-    detail = "the model or the index cannot be used now; the service's log says why"
-    return Problem(503, detail, code="unavailable", headers={"retry-after": "5"})
+def _stopping() -> Problem:
+    return overloaded(1, "the service is stopping", status=503)
+
+
+def _failed(error: BaseException, job: Job) -> Problem:
+    if not isinstance(error, Problem):
+        extra = {"request_id": job.request_id}
+        log.error("a request failed: %r", error, exc_info=error, extra=extra)
+    return problem_of(error)
 
 
 async def _disconnect(request: Any) -> None:

@@ -11,7 +11,6 @@ import logging.handlers
 import os
 import queue
 import sys
-import threading
 from typing import Any
 
 REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("rag_demo_request_id", default="")
@@ -25,7 +24,7 @@ _FIELDS = ("request_id", "client", "method", "route", "status", "ms")
 def configure_logging(layout: str, level: str) -> None:
     """Write the log to stderr. Call it in programs, not in libraries.
 
-    At most 2,048 lines wait to be written. Further lines are dropped; the next line says how many.
+    At most 2,048 lines wait to be written. Further lines are dropped.
 
     Args:
         layout: "text" or "json".
@@ -34,7 +33,6 @@ def configure_logging(layout: str, level: str) -> None:
     lines: queue.Queue[Any] = queue.Queue(_MAX_LINES)
     handler = _Handler(lines)
     handler.setFormatter(_JSONFormatter() if layout == "json" else logging.Formatter(_TEXT, _TIME))
-    handler.addFilter(_add_request_id)
     logging.handlers.QueueListener(lines, _Stderr()).start()  # type: ignore[arg-type]
     atexit.register(_flush, lines)
     for name in ("rag_demo", "torch_utils", "uvicorn", "asyncio"):
@@ -47,40 +45,26 @@ def configure_logging(layout: str, level: str) -> None:
     logging.getLogger("uvicorn.error").setLevel("ERROR")
 
 
-def _add_request_id(record: logging.LogRecord) -> bool:
-    record.request_id = getattr(record, "request_id", "") or REQUEST_ID.get()
-    return True
-
-
 def _flush(lines: queue.Queue[Any]) -> None:
     """Wait until the lines so far are written, for at most a second."""
-    written = threading.Event()
-    with contextlib.suppress(queue.Full):
-        lines.put(logging.makeLogRecord({"written": written}), timeout=_FLUSH_S)
-        written.wait(_FLUSH_S)
+    with lines.all_tasks_done:
+        lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, _FLUSH_S)
 
 
 class _Handler(logging.handlers.QueueHandler):
-    _dropped = 0
+    def prepare(self, record: logging.LogRecord) -> Any:
+        record.request_id = getattr(record, "request_id", "") or REQUEST_ID.get()
+        return super().prepare(record)
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        dropped, self._dropped = self._dropped, 0
-        try:
-            if dropped:
-                line = f"{dropped} lines of the log were dropped: stderr was blocked"
-                self.queue.put_nowait(logging.makeLogRecord({"msg": line}))
+        with contextlib.suppress(queue.Full):  # stderr is blocked.
             self.queue.put_nowait(record)
-        except queue.Full:
-            self._dropped = dropped + 1
 
 
 class _Stderr:
     # Neither a handler nor sys.stderr: the end of the program would wait for their locks while a
     # write is blocked.
     def handle(self, record: logging.LogRecord) -> None:
-        if written := getattr(record, "written", None):
-            written.set()
-            return
         line = memoryview(f"{record.getMessage()}\n".encode(errors="backslashreplace"))
         with contextlib.suppress(OSError, ValueError):  # The reader is gone, or the disk is full.
             while line:

@@ -18,7 +18,7 @@ QUEUE_SECONDS = client.Histogram(
 INFERENCE_SECONDS = client.Histogram(
     "rag_demo_inference_seconds", "Time of a batch.", ["lane"], buckets=_BUCKETS
 )
-TOKENS = client.Counter("rag_demo_tokens", "Tokens of embedded texts, as far as they are counted.")
+TOKENS = client.Counter("rag_demo_tokens", "Tokens of embedded and reranked texts.")
 TRUNCATED = client.Counter("rag_demo_truncated_texts", "Texts of which the end was cut off.")
 BATCH = client.Histogram(
     "rag_demo_batch_tokens", "Estimated tokens of a batch.", ["lane"], buckets=_TOKENS
@@ -27,6 +27,9 @@ WAITING = client.Gauge("rag_demo_waiting_tokens", "Estimated tokens in the queue
 REFUSED = client.Counter("rag_demo_refused", "Requests refused with 429.")
 DOCUMENTS = client.Gauge("rag_demo_documents", "Documents in the index.")
 INDEX_VERSION = client.Gauge("rag_demo_index_version", "The version in use.", ["version"])
+
+POOL_FIGURES = ("pool_size", "pool_available", "requests_waiting", "requests_errors")
+POOL = client.Gauge("rag_demo_pool", "The connections to PostgreSQL; 0 without one.", ["figure"])
 
 
 def exposition() -> tuple[str, bytes]:

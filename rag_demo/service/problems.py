@@ -9,43 +9,36 @@ import http
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from rag_demo.errors import IndexFileError, ModelError, ModelMismatchError
+from rag_demo.errors import (
+    IndexFileError,
+    ModelError,
+    ModelMismatchError,
+    PostgresError,
+    UnstorableError,
+)
 
 _MAX_CHARS = 300  # of one field of an error
 _MAX_ERRORS = 10
 _UNION = re.compile(
     r"\[|^(str|constrained-str|RerankDocument|RerankRequest|DocumentsRerankRequest)$"
 )
-_TOO_SHORT = {"too_short", "string_too_short"}
 _TEI_PATHS = ("/", "/embed", "/rerank", "/info")
-_TEI_TYPES = {400: "Empty", 401: "Unauthorized", 424: "Backend", 429: "Overloaded"}
-_HTTP_DETAILS = {
-    400: "the body is not valid JSON",
-    404: "this path does not exist",
-    405: "this path does not support this method",
-}
-_MESSAGES = {
-    "extra_forbidden": "unknown field; /openapi.json lists the known fields",
-    "missing": "this field is required",
-    "model_type": "must be a JSON object",
-    "model_attributes_type": "must be a JSON object",
-    "dict_type": "must be a JSON object",
-    "list_type": "must be a list",
-    "string_type": "must be a string",
+_TEI_STATUSES = {"empty": 400, "unavailable": 424}
+_KINDS = {  # by status, as each API names them
+    "tei": {400: "Empty", 401: "Unauthorized", 424: "Backend", 429: "Overloaded"},
+    "openai": {429: "rate_limit_error"},
 }
 
 
-@dataclass(eq=False)
-class Problem(Exception):  # noqa: N818  (the name of RFC 9457)
+class Problem(HTTPException):
     """A request that is refused or cannot be answered.
 
     Args:
@@ -55,19 +48,18 @@ class Problem(Exception):  # noqa: N818  (the name of RFC 9457)
             routes of text-embeddings-inference.
         param: The field of the request that is wrong.
         headers: Headers of the response.
+
+    Attributes:
         errors: Several errors, each with a JSON pointer into the request.
     """
 
-    status: int
-    detail: str
-    code: str | None = None
-    param: str | None = None
-    headers: Mapping[str, str] | None = None
     errors: Sequence[Mapping[str, str]] = ()
 
-
-class ClientGoneError(Exception):
-    """The client has closed its connection, so no response is needed."""
+    def __init__(
+        self, status: int, detail: str, *, code: str = "", param: str = "", headers: Any = None
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.code, self.param = code, param
 
 
 def overloaded(wait_s: float, detail: str, status: int = 429) -> Problem:
@@ -77,35 +69,47 @@ def overloaded(wait_s: float, detail: str, status: int = 429) -> Problem:
 
 
 def public_reason(error: BaseException | None) -> str:
-    """Describe an error without the names of files."""
+    """Describe an error without the names of files and databases."""
     for kind, reason in (
         (ModelMismatchError, "the index was made with another model"),
         (IndexFileError, "the index is missing or damaged"),
         (ModelError, "the model cannot be loaded"),
+        (PostgresError, "the database cannot be reached"),
     ):
         if isinstance(error, kind):
             return reason
-    return "the model or the index cannot be opened"
+    return "the model or the index cannot be used now"
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return the problem that an error of a model or an index is for a client."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, UnstorableError):
+        return Problem(422, str(error), code="invalid_request")
+    detail = f"{public_reason(error)}; the service's log says why"
+    return Problem(503, detail, code="unavailable", headers={"retry-after": "5"})
 
 
 def problem_response(problem: Problem, path: str, request_id: str) -> Response:
     """Return the response for a problem, in the format of the path's API."""
-    status, message, media_type = problem.status, problem.detail, "application/json"
-    if problem.errors:
-        message = "; ".join(f"{each['pointer']}: {each['detail']}" for each in problem.errors)
+    status, media_type = problem.status_code, "application/json"
+    message = "; ".join(f"{each['pointer']}: {each['detail']}" for each in problem.errors)
+    message = message or problem.detail
     content: dict[str, Any]
     if path in _TEI_PATHS:
-        status = {"empty": 400, "unavailable": 424}.get(problem.code or "", status)
-        kind = _TEI_TYPES.get(status, "Unhealthy" if status >= 500 else "Validation")
-        content = {"error": message, "error_type": kind}
-    elif path.startswith("/v2/"):  # Cohere
-        content = {"message": message, "id": request_id}
-    elif path.startswith("/v1/"):  # OpenAI
+        status = _TEI_STATUSES.get(problem.code, status)
+        kind = "Unhealthy" if status >= 500 else "Validation"
+        content = {"error": message, "error_type": _KINDS["tei"].get(status, kind)}
+    elif path.startswith(("/v1/", "/v2/")):
         status = 400 if status == 422 else status
         kind = "server_error" if status >= 500 else "invalid_request_error"
-        kind = "rate_limit_error" if status == 429 else kind
-        error = {"message": message, "type": kind, "param": problem.param, "code": problem.code}
+        kind = _KINDS["openai"].get(status, kind)
+        error = {"message": message, "type": kind, "param": problem.param or None}
+        error["code"] = problem.code or None
         content = {"error": error}
+        if path.startswith("/v2/"):  # Cohere
+            content = {"message": message, "id": request_id}
     else:
         media_type = "application/problem+json"
         content = {
@@ -114,60 +118,56 @@ def problem_response(problem: Problem, path: str, request_id: str) -> Response:
             "status": status,
             "detail": problem.detail,
             "request_id": request_id,
-            **({"code": problem.code} if problem.code else {}),
-            **({"errors": problem.errors} if problem.errors else {}),
+            "code": problem.code,
+            "errors": problem.errors,
         }
-    if path.startswith("/v2/") and status == 422:
-        status = 400
+        content = {name: value for name, value in content.items() if value}
     return Response(orjson.dumps(content), status, problem.headers, media_type)
 
 
-async def raise_problem(request: Request, error: Exception) -> Response:
-    """Raise an error of the framework as a `Problem`, which the guard answers.
+async def respond_to_error(request: Request, error: Exception) -> Response:
+    """Return the response for a `Problem`, or for an error of the framework.
 
     Raises:
-        Problem: Always. It does not repeat what the client sent.
+        ClientDisconnect: The client went away while it sent the body.
     """
-    if isinstance(error, HTTPException):
-        raise _http_problem(error) from None
-    assert isinstance(error, RequestValidationError)
+    if isinstance(error.__cause__, ClientDisconnect):
+        raise error.__cause__
+    if isinstance(error, RequestValidationError):
+        problem = _invalid_request(request, error)
+    elif isinstance(error, Problem):
+        problem = error
+    else:
+        assert isinstance(error, HTTPException)
+        problem = Problem(error.status_code, error.detail, headers=error.headers)
+    return problem_response(problem, request.scope["path"], request.scope["request_id"])
+
+
+def _invalid_request(request: Request, error: RequestValidationError) -> Problem:
+    """Describe errors of pydantic, without what the client sent."""
     found = error.errors()[:_MAX_ERRORS]
-    if found and found[0]["type"] == "json_invalid":
-        raise _http_problem(HTTPException(400)) from None
+    if found[0]["type"] == "json_invalid":
+        return Problem(400, "the body is not valid JSON")
+    is_empty = any(each["type"] in ("too_short", "string_too_short") for each in found)
     is_json = "json" in request.headers.get("content-type", "")
     hint = "" if is_json else "; send it with content-type: application/json"
-    errors = [
+    problem = Problem(
+        422,
+        f"the request is invalid; see errors, and /openapi.json for the fields{hint}",
+        code="empty" if is_empty else "invalid_request",
+        param=str([*found[0]["loc"], ""][1])[:_MAX_CHARS],
+    )
+    problem.errors = [
         {
             "pointer": _pointer(each["loc"][1:]),
-            "detail": _message(each)[:_MAX_CHARS],
+            "detail": str(each["msg"]).removeprefix("Value error, ")[:_MAX_CHARS],
         }
         for each in found
     ]
-    raise Problem(
-        422,
-        f"the request is invalid; see errors{hint}",
-        code="empty" if _TOO_SHORT & {each["type"] for each in found} else "invalid_request",
-        param=str(found[0]["loc"][1])[:_MAX_CHARS] if len(found[0]["loc"]) > 1 else None,
-        errors=errors,
-    ) from None
+    return problem
 
 
 def _pointer(path: Sequence[str | int]) -> str:
     """Return a JSON pointer, without pydantic's names for the members of a union."""
     parts = [str(part) for part in path if not _UNION.search(str(part))]
     return "#" + "".join(f"/{part}" for part in parts)[:_MAX_CHARS]
-
-
-def _http_problem(error: HTTPException) -> Problem:
-    """Convert an unknown path, a wrong method or invalid JSON."""
-    status, headers = error.status_code, dict(error.headers or {})
-    if headers.get("Allow") == "GET":
-        headers["Allow"] = "GET, HEAD"
-    detail = _HTTP_DETAILS.get(status, http.HTTPStatus(status).phrase)
-    return Problem(status, detail, headers=headers)
-
-
-def _message(error: Mapping[str, Any]) -> str:
-    if error["type"] == "missing" and len(error["loc"]) == 1:
-        return "the body is empty; send a JSON object, see /openapi.json"
-    return _MESSAGES.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")

@@ -11,33 +11,10 @@ from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
 from rag_demo.service import metrics
-from rag_demo.service.problems import Problem, overloaded
+from rag_demo.service.problems import Problem
 
 BEARER = HTTPBearer(auto_error=False, description="A client's token, or the admin token.")
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-
-
-class Buffer:
-    """A budget of bytes for the bodies and the responses that are in memory.
-
-    Args:
-        most: How many bytes there may be.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most, self.used = most, 0
-
-    def take(self, account: list[int], count: int) -> None:
-        """Count bytes for a request. Its account has the number to give back at the end.
-
-        Raises:
-            Problem: There would be too many.
-        """
-        if self.used + count > self.most:
-            metrics.REFUSED.inc()
-            raise overloaded(1, "too many bytes are in memory; try again after Retry-After")
-        self.used += count
-        account[0] += count
 
 
 class JSONResponse(Response):

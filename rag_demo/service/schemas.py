@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -16,6 +15,7 @@ from pydantic import (
 )
 
 from rag_demo.searching.arguments import MODES, check_weights
+from rag_demo.service.problems import Problem
 from rag_demo.stores.filters import parse_filter
 
 _MAX_FIELDS = 100  # of a request, with unknown fields
@@ -27,12 +27,16 @@ def _integer(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("contains a lone surrogate, which UTF-8 cannot encode") from None
-    return text
+def _text_only(value: Any) -> Any:
+    if isinstance(value, list) and value and not isinstance(value[0], str):
+        raise Problem(
+            400,
+            "input must be text, not token ids (with LangChain: "
+            "OpenAIEmbeddings(check_embedding_ctx_length=False))",
+            param="input",
+            code="token_arrays_unsupported",
+        )
+    return value
 
 
 Scalar = str | int | float | bool | None
@@ -40,13 +44,11 @@ Comparable = str | int | float | bool
 Score = Annotated[float, Field(allow_inf_nan=False)]
 Integer = Annotated[int, BeforeValidator(_integer)]
 Count = Annotated[Integer, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1), AfterValidator(_encodable)]
-Query = Annotated[str, Field(pattern=r"\S"), AfterValidator(_encodable)]
+Text = Annotated[str, Field(min_length=1)]
+Query = Annotated[str, Field(pattern=r"\S")]
 # fail_fast: an error for each of millions of items would take minutes.
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1)]
 Queries = Annotated[list[Query], Field(fail_fast=True, min_length=1)]
-Tokens = Annotated[list[int], Field(fail_fast=True)]
-TokenLists = Annotated[list[Tokens], Field(fail_fast=True, max_length=2_048)]
 Prompt = Literal["query", "document", "passage", "search_query", "search_document"]
 Dimensions = Annotated[
     Count | None, Field(description="Cut off vectors after so many numbers; their length stays 1.")
@@ -85,8 +87,6 @@ class Conditions(BaseModel):
 
 def _check_filter(where: Any, _: Any) -> dict[str, Any]:
     """Check a filter with the store's parser and pass on its message."""
-    if not isinstance(where, dict):
-        raise ValueError("must be a JSON object")
     left = _MAX_VALUES
 
     def check(value: Any, depth: int) -> None:
@@ -100,6 +100,8 @@ def _check_filter(where: Any, _: Any) -> dict[str, Any]:
             for item in value.values() if isinstance(value, dict) else value:
                 check(item, depth - 1)
 
+    if not isinstance(where, dict):
+        raise ValueError("must be a JSON object")
     check(where, _MAX_DEPTH)
     try:
         parse_filter(where)
@@ -126,14 +128,7 @@ class SearchRequest(_Strict):
                 {"required": ["query"], "properties": {"query": {"type": "string"}}},
                 {"required": ["queries"], "properties": {"queries": {"type": "array"}}},
             ],
-            "examples": [
-                {"query": "how is memory released?", "top_k": 3},
-                {
-                    "queries": ["what is a lease?", "what holds the memory?"],
-                    "where": {"$or": [{"year": {"$gte": 2020}}, {"lang": "en"}]},
-                    "min_score": 0.2,
-                },
-            ],
+            "examples": [{"query": "what is a lease?", "where": {"year": {"$gte": 2020}}}],
         },
     )
 
@@ -164,13 +159,7 @@ class SearchRequest(_Strict):
 class EmbeddingsRequest(_Strict):
     """A request of OpenAI's clients; unknown fields are ignored."""
 
-    input: Text | Texts | Tokens | TokenLists = Field(
-        examples=[["a text", "another"]],
-        json_schema_extra={
-            "type": ["string", "array"],
-            "items": {"type": "string", "minLength": 1},
-        },
-    )
+    input: Annotated[Text | Texts, BeforeValidator(_text_only), Field(examples=[["a text"]])]
     model: str = Field("default", json_schema_extra={"enum": ["default"]})
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Dimensions = None

@@ -44,7 +44,7 @@ async def search(request: Request, body: SearchRequest) -> Response:
     if body.rerank:
         for row, (query, results_of_query) in enumerate(zip(queries, found, strict=True)):
             texts = [each.text[slice(*(each.passage or (None,)))] for each in results_of_query]
-            scores, _, cut = await _scores(request, query, texts, False, deadline)
+            scores, _, cut = await _scores(request, query, texts, deadline=deadline)
             order = sorted(
                 zip(scores, results_of_query, strict=True), key=lambda p: (-p[0], p[1].id)
             )
@@ -66,7 +66,13 @@ def _result(result: SearchResult, include_text: bool) -> dict[str, Any]:
 
 
 async def _scores(
-    request: Request, query: str, texts: Sequence[str], raw: bool, deadline: float | None = None
+    request: Request,
+    query: str,
+    texts: Sequence[str],
+    *,
+    raw: bool = False,
+    truncate: bool = True,
+    deadline: float | None = None,
 ) -> tuple[list[float], int, int]:
     """Score texts as answers to a query.
 
@@ -83,12 +89,10 @@ async def _scores(
     if not texts:
         return [], 0, 0
     at_most(len(texts), service.settings.max_texts, "texts", "texts")
-    most = reranker.max_tokens
-    rows = await service.run(request, RerankJob(texts, most, query=query), deadline)
+    job = RerankJob(texts, reranker.max_tokens, truncate, query=query)
+    rows = await service.run(request, job, deadline)
     scores = [score if raw else _sigmoid(score) for score, _ in rows]
-    counts = [count if most is None else min(count, most) for _, count in rows]
-    truncated = sum(most is not None and count > most for _, count in rows)
-    return scores, sum(counts), truncated
+    return scores, sum(count for _, count in rows), job.truncated
 
 
 def _sigmoid(logit: float) -> float:
@@ -105,9 +109,13 @@ async def rerank(request: Request, body: RerankRequest | DocumentsRerankRequest)
     """Score ``texts`` as text-embeddings-inference does, or ``documents`` as Jina does."""
     if isinstance(body, DocumentsRerankRequest):
         return await rerank_documents(request, body)
-    scores, _, truncated = await _scores(request, body.query, body.texts, body.raw_scores)
-    if truncated and body.truncate is False:
-        raise Problem(413, f"{truncated} texts are too long; shorten them or set truncate to true")
+    scores, _, truncated = await _scores(
+        request,
+        body.query,
+        body.texts,
+        raw=body.raw_scores,
+        truncate=body.truncate is not False,
+    )
     content: list[dict[str, Any]] = [{"index": row, "score": scores[row]} for row in _order(scores)]
     if body.return_text:
         content = [{**each, "text": body.texts[each["index"]]} for each in content]
@@ -123,7 +131,7 @@ async def rerank_documents(request: Request, body: DocumentsRerankRequest) -> Re
     if model_id:
         check_model(body.model, name, model_id)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
-    scores, tokens, truncated = await _scores(request, body.query, texts, body.raw_scores)
+    scores, tokens, truncated = await _scores(request, body.query, texts, raw=body.raw_scores)
     with_documents = body.return_documents
     if with_documents is None:
         with_documents = not request.scope["path"].startswith("/v2/")

@@ -7,11 +7,10 @@ import contextlib
 import logging
 import math
 import os
-import selectors
+import select
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -25,7 +24,6 @@ from rag_demo.service.settings import Settings
 
 log = logging.getLogger("rag_demo.service")
 _BACKLOG = 2048  # connections that the system holds until they are accepted
-_REFUSE_S = 0.1
 _NEW_CONNECTION_S = 3.0  # for the first request of a connection at shutdown
 
 
@@ -35,22 +33,20 @@ def bind(settings: Settings) -> socket.socket:
     Raises:
         RagDemoError: The address is invalid or in use.
     """
+    address = settings.host, settings.port
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only for sockets that name TCP. With it each response
-    # waits 40 ms for the acknowledgement of its head.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if settings.reuse_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Also ends connections that nobody reads.
-            timeout_ms = math.ceil(1000 * settings.write_timeout)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
-        listener.bind((settings.host, settings.port))
-        listener.listen(_BACKLOG)
+        listener = socket.create_server(
+            address, family=family, backlog=_BACKLOG, reuse_port=settings.reuse_port
+        )
     except (OSError, OverflowError, TypeError) as error:  # TypeError: the host is not a name.
-        listener.close()
-        raise _cannot_listen(settings.host, settings.port, error, "--port") from None
+        raise _cannot_listen(*address, error, "--port") from None
+    # Accepted connections inherit the options. With Nagle's algorithm each response would wait
+    # 40 ms for the acknowledgement of its head.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Also ends connections that nobody reads.
+        timeout_ms = math.ceil(1000 * settings.write_timeout)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
     return listener
 
 
@@ -61,25 +57,22 @@ def _cannot_listen(host: str, port: int, error: Exception, option: str) -> RagDe
 
 
 @contextlib.contextmanager
-def _metrics_served(settings: Settings) -> Iterator[None]:
-    """Serve the metrics on a port of their own, if the settings name one."""
-    if settings.metrics_port is None:
+def _metrics_served(host: str, port: int | None) -> Any:
+    """Serve the metrics on a port of their own, if there is one."""
+    if port is None:
         yield
         return
     import prometheus_client
 
-    host, port = settings.metrics_host, settings.metrics_port
     try:
         server, thread = prometheus_client.start_http_server(port, host)
     except OSError as error:
         raise _cannot_listen(host, port, error, "--metrics-port") from None
     log.info("metrics at http://%s:%d/metrics", host, server.server_port)
-    try:
+    with server:
         yield
-    finally:
         server.shutdown()
-        server.server_close()
-        thread.join()
+    thread.join()
 
 
 def run_server(
@@ -103,16 +96,10 @@ def run_server(
     """
     app = create_app(settings, load_model=load_model)
     server = Server(app, settings)
-    try:
-        with listener, _metrics_served(settings):
-            server.run([listener])
-    except SystemExit as error:
-        if server.started or error.code != 3:  # uvicorn's code for a startup that failed
-            raise
-    service = getattr(app.state, "service", None)
-    failure: Exception | None = getattr(app.state, "failure", None) or (service and service.failure)
-    if failure is not None or not server.started:
-        raise failure or RagDemoError("the service could not start; the log says why")
+    with listener, _metrics_served(settings.metrics_host, settings.metrics_port):
+        server.run([listener])
+    if app.state.service.failure is not None:
+        raise app.state.service.failure
     return server.first_signal
 
 
@@ -139,28 +126,15 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._app, self._settings = app, settings
-        self._stops_at: float | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._service: Any = None
+        self._stops_at = math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the index and listen; the models are loaded afterwards."""
-        self._loop = loop = asyncio.get_running_loop()
-        # `run_server` raises the error of a startup that fails; uvicorn would log it as well.
-        errors = logging.getLogger("uvicorn.error")
-        errors.disabled = True
-        try:
-            await super().startup(sockets)
-        finally:
-            errors.disabled = False
-        if not self.started:
-            return
-        self._service = self._app.state.service
-        self._service.on_failure = self._begin_to_stop
+        await super().startup(sockets)
+        self._app.state.service.on_failure = self._begin_to_stop
         if hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         for listener in sockets or ():
-            listener.listen(_BACKLOG)
             host, port = listener.getsockname()[:2]
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             log.info("serving at http://%s, process %d", address, os.getpid())
@@ -171,8 +145,9 @@ class Server(uvicorn.Server):
         return next(iter(self._captured_signals), 0)
 
     def _reload(self) -> None:
-        if not self._service.draining:
-            self._service.start(self._service.reload_on_signal())
+        service = self._app.state.service
+        if not service.draining:
+            service.start(service.reload_on_signal())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop. A second signal ends draining; a second SIGINT aborts connections."""
@@ -181,14 +156,13 @@ class Server(uvicorn.Server):
         else:
             self._captured_signals.append(sig)
         self._begin_to_stop()
-        if self.force_exit and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._abort_connections)
+        if self.force_exit:
+            asyncio.get_running_loop().call_soon_threadsafe(self._abort_connections)
 
     def _begin_to_stop(self) -> None:
-        if self._service is not None:
-            self._service.draining = True
-        if self._stops_at is None:
-            self._stops_at = time.monotonic() + self._settings.drain
+        if self._app.state.service is not None:
+            self._app.state.service.draining = True
+        self._stops_at = min(self._stops_at, time.monotonic() + self._settings.drain)
 
     def _abort_connections(self) -> None:
         for connection in list(self.server_state.connections):
@@ -197,21 +171,17 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer the accepted requests, then close everything."""
         log.info("stopping after %d more requests", len(self.server_state.tasks))
-        self._service.start(self._refuse_waiting_for_load())
+        self._app.state.service.stop_loading()
         ends = time.monotonic() + _NEW_CONNECTION_S
         # What has arrived but is not accepted is reset when the listener closes. asyncio takes
         # three turns of the loop to accept a connection.
         quiet_turns = 0
-        with selectors.DefaultSelector() as backlog:
-            for listener in sockets or ():
-                backlog.register(listener, selectors.EVENT_READ)
-            while (quiet_turns := 0 if backlog.select(0) else quiet_turns + 1) < 3:
-                if time.monotonic() >= ends:
-                    break
-                await asyncio.sleep(0)
+        while quiet_turns < 3 and time.monotonic() < ends:
+            quiet_turns = 0 if select.select(sockets or (), (), (), 0)[0] else quiet_turns + 1
+            await asyncio.sleep(0)
         for server in self.servers:
             server.close()
-        while any(each.cycle is None for each in self._open()) and time.monotonic() < ends:
+        while self._has_new_connection() and time.monotonic() < ends:
             await asyncio.sleep(0.01)
         await super().shutdown(sockets)
         self._abort_connections()  # Of clients that do not read.
@@ -219,18 +189,11 @@ class Server(uvicorn.Server):
             # uvicorn would end the loop now, before everything is closed.
             await self.lifespan.shutdown()
 
-    async def _refuse_waiting_for_load(self) -> None:
-        """Refuse requests that wait for a model, until the service closes; a load may hang."""
-        while True:
-            self._service.refuse_waiting_for_load()
-            await asyncio.sleep(_REFUSE_S)
-
-    def _open(self) -> list[Any]:
-        found: list[Any] = list(self.server_state.connections)
-        return [each for each in found if not each.transport.is_closing()]
+    def _has_new_connection(self) -> bool:
+        connections: Any = self.server_state.connections
+        return any(each.cycle is None and not each.transport.is_closing() for each in connections)
 
     async def on_tick(self, counter: int) -> bool:
         """Stop after draining. uvicorn calls it ten times a second."""
-        if self._stops_at is not None and time.monotonic() >= self._stops_at:
-            self.should_exit = True
+        self.should_exit = self.should_exit or time.monotonic() >= self._stops_at
         return await super().on_tick(counter)

@@ -7,25 +7,27 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from fastapi import Request
 
-from rag_demo.errors import IndexChangedError, RagDemoError
-from rag_demo.retriever import LocalRetriever
+from rag_demo.errors import IndexChangedError, PostgresError, RagDemoError
 from rag_demo.service import metrics
-from rag_demo.service.engine import Engine, LoadModel
+from rag_demo.service.engine import Engine, Hosted, LoadModel
 from rag_demo.service.jobs import Job
 from rag_demo.service.lane import Lane
 from rag_demo.service.problems import Problem, overloaded, public_reason
 from rag_demo.service.settings import Settings, Tokens
 from rag_demo.service.threads import DaemonThread
-from rag_demo.stores.index_format import read_manifest
-from torch_utils import CleanupReport, ModelInUseError
+from torch_utils import ModelInUseError
+from torch_utils.hosting.lease import run_in_thread
 
 log = logging.getLogger("rag_demo.service")
 _TICK_S = 0.5
+_LONGEST_PAUSE_S = 30.0  # between two loads that fail
 _CLOSING_S = 3.0
+_REPORTED = ("freed_bytes", "returned_bytes", "duration_s")  # Holders may be files of the server.
 
 
 class Service:
@@ -50,35 +52,33 @@ class Service:
         self.failure: RagDemoError | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.engine = engine = Engine(settings, load)
-
-        def lane(name: str, model: Any) -> Lane:
-            return Lane(name, lambda: self.engine, settings, model)
-
-        self.lanes = {"model": lane("model", lambda: engine.model), "words": lane("words", None)}
-        if engine.reranker is not None:
-            self.lanes["reranker"] = lane("reranker", lambda: engine.reranker)
-        self._reloading = asyncio.Lock()
-        self._reload_queued = False
-        self._old: list[Engine] = []  # Their indexes are still to be closed.
+        models = {"model": engine.model, "words": None, "reranker": engine.reranker}
+        if engine.reranker is None:
+            del models["reranker"]
+        self.lanes = {name: Lane(name, engine, model) for name, model in models.items()}
+        self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._writer = DaemonThread("rag_demo.changes")
-        for name in ("model", "reranker"):
-            if name in self.lanes:
-                self.start(self._keep_loaded(self.lanes[name], engine))
+        for name, model in models.items():
+            if model is not None:
+                self.start(self._keep_loaded(self.lanes[name], model))
         if settings.reload_interval and not settings.writable:
             self.start(self._watch())
+        for figure in metrics.POOL_FIGURES:
+            metrics.POOL.labels(figure).set_function(partial(engine.pool, figure))
         self._show_version()
 
-    def start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in the background, at most until `close`."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    def refuse_waiting_for_load(self) -> None:
-        """Refuse the requests that wait for a model: a load may take longer than a stop."""
+    def stop_loading(self) -> None:
+        """Refuse the requests that need a load: it may take longer than a stop."""
         for lane in self.lanes.values():
-            lane.refuse_waiting_for_load()
+            lane.stop_loading()
 
     async def close(self) -> None:
         """Finish the queues, then close the engine; do not wait for a call that hangs."""
@@ -90,16 +90,13 @@ class Service:
         self._writer.stop()
         closing = DaemonThread("rag_demo.closing")  # A load may hang in the other threads.
         try:
-            seconds = _CLOSING_S if all(are_idle) else 0.0
-            for old in self._old:
-                await closing.call(old.index.close, seconds)
-            await closing.call(self.engine.close, seconds)
+            await closing.call(self.engine.close, _CLOSING_S if all(are_idle) else 0.0)
         except ModelInUseError as error:
             log.error("a call or a load of a model hangs and cannot be ended: %s", error)
-            return
+        else:
+            log.info("stopped: the models and the index are closed")
         finally:
             closing.stop()
-        log.info("stopped: the models and the index are closed")
 
     async def run(
         self, request: Request | None, job: Job, deadline: float | None = None
@@ -132,40 +129,41 @@ class Service:
                 return public_reason(model.error)
             if not model.has_loaded:
                 return "the model is being loaded"
-        if self.engine.index.state != "loaded":
+        if self.engine.databases or self.engine.index.state != "loaded":
             try:
-                await asyncio.to_thread(read_manifest, self.settings.index)
+                self.engine.documents, self.engine.version = await run_in_thread(self.engine.look)
             except RagDemoError as error:
                 log.warning("not ready: %s", error)
                 return public_reason(error)
         return ""
 
-    async def _keep_loaded(self, lane: Lane, engine: Engine) -> None:
+    async def _keep_loaded(self, lane: Lane, model: Hosted) -> None:
         """Load the model, and retry after failures: an unready service gets no requests."""
-        model = engine.model if lane.name == "model" else engine.reranker
-        assert model is not None
+        pause_s = _TICK_S
         while True:
-            if not model.has_loaded or (model.error is not None and not model.retry_in_s):
+            if model.error is not None or not model.has_loaded:
                 try:
                     if lane.name == "model":
                         await lane.call(self.engine.index.load)
                     await lane.load()
                     log.info("loaded %s", model.host.name)
+                    pause_s = _TICK_S
                 except Exception as error:  # After any error the next attempt may succeed.
                     if isinstance(error, RagDemoError) and not model.has_loaded:
                         self.failure = error
                         self.on_failure()
                         return
-                    log.error("cannot load, next attempt in %.0f s: %s", model.retry_in_s, error)
-            await asyncio.sleep(max(_TICK_S, model.retry_in_s))
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    log.error("cannot load, next attempt in %.0f s: %s", pause_s, error)
+            await asyncio.sleep(pause_s)
 
     async def _watch(self) -> None:
         """Reload when another process has written a new version of the index."""
         while True:
             await asyncio.sleep(self.settings.reload_interval)
             try:
-                manifest = await asyncio.to_thread(read_manifest, self.settings.index)
-                if manifest.commit != self.engine.version:
+                _, version = await run_in_thread(self.engine.look)
+                if version != self.engine.version:
                     await self.reload()
             except Exception as error:  # The old version stays in use, whatever the error is.
                 log.error("no new version can be opened: %r", error)
@@ -179,52 +177,35 @@ class Service:
         Raises:
             Problem: The new index cannot be opened; the old one stays in use.
         """
-        async with self._reloading:
+        async with self._changing:
             return await self._reload()
 
     async def _reload(self) -> dict[str, Any]:
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self.engine.documents
         try:
-            engine = await self._writer.call(self.engine.reopened)
+            await self._writer.call(self.engine.reload)
         except Exception as error:
             # After any error of the new index the old one still works.
             log.error("reload failed, the old index stays in use: %s", error, exc_info=error)
             raise Problem(409, f"{public_reason(error)}; the old index is still in use") from None
-        old, self.engine = self.engine, engine
         self._show_version()
-        self.start(self._close_index(old))
-        seconds = time.perf_counter() - started
-        log.info(
-            "reloaded: %d documents, %d before, in %.1f s", engine.documents, old.documents, seconds
-        )
+        documents, seconds = self.engine.documents, time.perf_counter() - started
+        log.info("reloaded: %d documents, %d before, in %.1f s", documents, before, seconds)
         return {
-            "documents": engine.documents,
-            "documents_before": old.documents,
-            "index_version": engine.version,
+            "documents": documents,
+            "documents_before": before,
+            "index_version": self.engine.version,
             "duration_s": seconds,
         }
 
-    async def _close_index(self, old: Engine) -> None:
-        """Close an index after the batches that began with it."""
-        self._old.append(old)
-        for lane in self.lanes.values():
-            await lane.call(bool)
-        await self._writer.call(old.index.close)
-        self._old.remove(old)
-
     async def reload_on_signal(self) -> None:
-        """Read tokens again; reload once after the current reload for all signals until then."""
+        """Read tokens again, and reload."""
         try:
             self.tokens.read()
         except RagDemoError as error:
             log.error("the old tokens stay in use: %s", error)
-        if self._reload_queued:
-            return
-        self._reload_queued = True
-        async with self._reloading:
-            self._reload_queued = False
-            with contextlib.suppress(Problem):  # It is in the log.
-                await self._reload()
+        with contextlib.suppress(Problem):  # It is in the log.
+            await self.reload()
 
     async def unload(self, name: str) -> dict[str, Any]:
         """Unload a model or the index between two batches.
@@ -240,15 +221,16 @@ class Service:
             raise Problem(404, f"unknown model; available: {', '.join(hosts)}")
         is_reranker = self.engine.reranker is not None and self.engine.reranker.host.name == name
         lane = self.lanes["reranker" if is_reranker else "model"]
-        if lane.failure or hosts[name].state == "loading":
-            raise Problem(409, "the model is in use; try again")
         try:
+            if lane.failure or hosts[name].state == "loading":
+                raise ModelInUseError
             report = await lane.call(hosts[name].unload)
         except ModelInUseError:
             raise Problem(409, "the model is in use; try again") from None
-        return _public_report(report)
+        counts = {"still_held": len(report.still_held), "errors": len(report.errors)}
+        return {**counts, **{field: getattr(report, field) for field in _REPORTED}}
 
-    async def change(self, change: Callable[[LocalRetriever], Any], deadline: float) -> Any:
+    async def change(self, change: Callable[[Any], Any], deadline: float) -> Any:
         """Change the index and save it. Searches continue meanwhile.
 
         Args:
@@ -263,22 +245,22 @@ class Service:
                 is over; the change is then either saved or not.
         """
         left_s = deadline - asyncio.get_running_loop().time()
-        changing = asyncio.ensure_future(self._change(change))
-        self._tasks.add(changing)
-        changing.add_done_callback(self._tasks.discard)
+        changing = self.start(self._change(change))
         done, _ = await asyncio.wait([changing], timeout=max(0.0, left_s))
         if not done:
             changing.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise overloaded(5, "the change takes too long; it may still be saved", status=504)
         return changing.result()
 
-    async def _change(self, change: Callable[[LocalRetriever], Any]) -> Any:
-        async with self._reloading:
+    async def _change(self, change: Callable[[Any], Any]) -> Any:
+        async with self._changing:
             for attempt in (1, 2):
                 try:
                     result = await self._writer.call(self.engine.change, change)
                     self._show_version()
                     return result
+                except PostgresError:  # A transaction was rolled back.
+                    raise
                 except (TypeError, ValueError) as error:  # The client's documents are invalid.
                     raise Problem(422, str(error)[:500], param="documents") from None
                 except Exception as error:  # From the disk, or another process has changed it.
@@ -300,14 +282,3 @@ def service_of(request: Request) -> Service:
     """Return the service that answers a request."""
     service: Service = request.state.service
     return service
-
-
-def _public_report(report: CleanupReport) -> dict[str, Any]:
-    """Return a report without the names of holders, which may be files of the server."""
-    return {
-        "freed_bytes": dict(report.freed_bytes),
-        "returned_bytes": dict(report.returned_bytes),
-        "still_held": len(report.still_held),
-        "errors": len(report.errors),
-        "duration_s": report.duration_s,
-    }

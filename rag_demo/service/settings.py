@@ -5,10 +5,12 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+import click
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rag_demo.errors import RagDemoError
@@ -20,9 +22,17 @@ Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Several = Annotated[tuple[str, ...], NoDecode]
+Places = Annotated[Any, NoDecode]  # one or several; a tuple after validation
+KeepAlive = Annotated[float | str, Field(union_mode="left_to_right")]
+Isolation = Literal["thread", "process"]
+Timeout = Annotated[float, Field(gt=0, le=86_400)]
 Files = Annotated[tuple[Path, ...], NoDecode]
 _TOKEN_CHARS = 16
-_LISTS = ("token", "token_file", "cors_origin")
+_LISTS = ("index", "token", "token_file")
+
+
+def _option(default: Any, text: str, **more: Any) -> Any:
+    return Field(default, description=text, **more)
 
 
 class Settings(BaseSettings):
@@ -37,102 +47,73 @@ class Settings(BaseSettings):
         env_prefix="RAG_DEMO_", frozen=True, hide_input_in_errors=True
     )
 
-    index: Path = Field(description="Folder of the index.")
-    model: str | None = Field(None, description="Embedding model. [default: that of the index]")
-    device: str | None = Field(None, description="Device to compute on. [default: the best one]")
-    retriever: Literal["torch", "faiss"] = Field("torch", description="Library that searches.")
-    reranker: str | None = Field(None, description="Cross-encoder: a folder or a name.")
-    served_model_name: str | None = Field(None, description="Name of the model in requests.")
-    trust_remote_code: bool = Field(False, description="Run code that comes with the models.")
-    keep_alive: float | str = Field(
-        -1,
-        description="How long an idle model stays loaded: 90s, 10m, 0, or -1 for ever.",
-        union_mode="left_to_right",
+    index: Places = _option(..., "Folder or postgresql:// URL; several are one index.")
+    model: str | None = _option(None, "Embedding model. [default: that of the index]")
+    device: str | None = _option(None, "Device to compute on. [default: the best one]")
+    retriever: Literal["torch", "faiss"] = _option("torch", "Library that searches.")
+    reranker: str | None = _option(None, "Cross-encoder: a folder or a name.")
+    served_model_name: str | None = _option(None, "Name of the model in requests.")
+    trust_remote_code: bool = _option(False, "Run code that comes with the models.")
+    keep_alive: KeepAlive = _option(
+        -1, "How long an idle model stays loaded: 90s, 10m, -1 for ever."
     )
-    load_timeout: Seconds = Field(600, description="Seconds until a load counts as hung.")
-    hang_timeout: Seconds = Field(
-        300, description="Seconds without progress until a call of a model counts as hung."
-    )
-    isolation: Literal["thread", "process"] = Field(
-        "thread", description="Run each model in this process, or in one of its own."
-    )
-    call_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="Seconds for a call of a model; needs --isolation process."
-    )
-    threads: Count | None = Field(None, description="Threads of torch. [default: the CPU quota]")
+    load_timeout: Seconds = _option(600, "Seconds until a load counts as hung.")
+    hang_timeout: Seconds = _option(300, "Seconds until a call of a model counts as hung.")
+    isolation: Isolation = _option("thread", "Run each model in this process, or in its own.")
+    threads: Count | None = _option(None, "Threads of torch. [default: the CPU quota]")
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: Port = Field(8000, description="Port to listen on; 0 for a free port.")
-    reuse_port: bool = Field(False, description="Let other processes listen on the same port.")
-    metrics_host: str = Field("127.0.0.1", description="Address of --metrics-port.")
-    metrics_port: Port | None = Field(None, description="Another port for metrics; no token.")
-    token: Several = Field((), repr=False, description="Tokens of clients, separated by commas.")
-    token_file: Files = Field((), description="File with a client's token in each line.")
-    admin_token: SecretStr | None = Field(None, description="Token for /admin and for changes.")
-    admin_token_file: Path | None = Field(None, description="File with the admin token.")
-    no_token: bool = Field(False, description="Answer every client that reaches --host.")
-    cors_origin: Several = Field((), description="Origin of pages that may call, or *.")
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    port: Port = _option(8000, "Port to listen on; 0 for a free port.")
+    reuse_port: bool = _option(False, "Let other processes listen on the same port.")
+    metrics_host: str = _option("127.0.0.1", "Address of --metrics-port.")
+    metrics_port: Port | None = _option(None, "Another port for metrics; no token.")
+    token: Several = _option((), "Tokens of clients, separated by commas.", repr=False)
+    token_file: Files = _option((), "File with a client's token in each line.")
+    admin_token: str | None = _option(None, "Token for /admin and for changes.", repr=False)
+    admin_token_file: Path | None = _option(None, "File with the admin token.")
+    no_token: bool = _option(False, "Answer every client that reaches --host.")
 
-    writable: bool = Field(False, description="Let clients add and delete documents.")
-    reload_interval: Seconds = Field(
-        10, description="Seconds between looks for a new version of the index; 0 for never."
+    writable: bool = _option(False, "Let clients add and delete documents.")
+    reload_interval: Seconds = _option(
+        10, "Seconds between looks for a new version of the index; 0 for never."
     )
 
-    timeout: Annotated[float, Field(gt=0, le=86_400)] = Field(
-        60, description="Seconds to answer a request, with its time in the queue."
-    )
-    drain: Seconds = Field(0, description="Seconds to accept requests after a signal to stop.")
-    grace: Seconds = Field(25, description="Seconds to finish requests after --drain.")
-    body_timeout: Seconds = Field(15, description="Seconds to send a body.")
-    write_timeout: Seconds = Field(
-        30, description="Seconds without reading until a client is cut off."
-    )
-    idle_timeout: Seconds = Field(75, description="Seconds that an idle connection stays open.")
-    max_connections: Count = Field(1000, description="Connections; more get 503.")
-    batch_tokens: Count = Field(16_384, description="Tokens that are computed together.")
-    max_texts: Count = Field(2_048, description="Texts in a request.")
-    max_queries: Count = Field(256, description="Queries in a request.")
-    max_query_tokens: Count = Field(2_048, description="Tokens of a query to search.")
-    max_top_k: Count = Field(1_000, description="Results of a query.")
-    max_results: Count = Field(10_000, description="Results in a response.")
-    max_body_bytes: Count = Field(8 << 20, description="Bytes of a body.")
-    max_response_bytes: Count = Field(64 << 20, description="Bytes of a response.")
-    buffer_bytes: Count = Field(128 << 20, description="Bytes of all bodies and responses.")
-    log_format: Literal["text", "json"] = Field("text", description="Format of the log.")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="Its level."
-    )
+    timeout: Timeout = _option(60, "Seconds to answer a request, with its time in the queue.")
+    drain: Seconds = _option(0, "Seconds to accept requests after a signal to stop.")
+    grace: Seconds = _option(25, "Seconds to finish requests after --drain.")
+    body_timeout: Seconds = _option(15, "Seconds to send a body.")
+    write_timeout: Seconds = _option(30, "Seconds without reading until a client is cut off.")
+    idle_timeout: Seconds = _option(75, "Seconds that an idle connection stays open.")
+    max_connections: Count = _option(1000, "Connections; more get 503.")
+    batch_tokens: Count = _option(16_384, "Tokens that are computed together.")
+    max_texts: Count = _option(2_048, "Texts in a request.")
+    max_queries: Count = _option(256, "Queries in a request.")
+    max_query_tokens: Count = _option(2_048, "Tokens of a query to search.")
+    max_top_k: Count = _option(1_000, "Results of a query.")
+    max_results: Count = _option(10_000, "Results in a response.")
+    max_body_bytes: Count = _option(8 << 20, "Bytes of a body.")
+    max_response_bytes: Count = _option(64 << 20, "Bytes of a response.")
+    buffer_bytes: Count = _option(128 << 20, "Bytes of all bodies and responses.")
+    log_format: Literal["text", "json"] = _option("text", "Format of the log.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _option("INFO", "Its level.")
 
     @field_validator(*_LISTS, mode="before")
     @classmethod
     def _separated(cls, value: Any) -> Any:
         parts = value.split(",") if isinstance(value, str) else value
+        parts = parts if isinstance(parts, (list, tuple)) else [parts]
         return tuple(each.strip() if isinstance(each, str) else each for each in parts)
+
+    @field_validator("index")
+    @classmethod
+    def _are_places(cls, places: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(map(_as_place, places))
 
     @field_validator("keep_alive")
     @classmethod
     def _is_duration(cls, value: float | str) -> float | str:
         ModelHost(dict, keep_alive=value).close()
         return value
-
-    @field_validator("cors_origin")
-    @classmethod
-    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in origins:
-            scheme, _, rest = origin.partition("://")
-            if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
-                raise ValueError(
-                    f"must be like https://example.org, without a path, got {origin!r}"
-                )
-        return origins
-
-    @model_validator(mode="after")
-    def _agree(self) -> Settings:
-        if self.call_timeout is not None and self.isolation == "thread":
-            raise ValueError("--call-timeout needs --isolation process; a thread cannot be ended")
-        if self.no_token and (self.token or self.token_file):
-            raise ValueError("use either --no-token or tokens, not both")
-        return self
 
     @classmethod
     def read(cls, **options: Any) -> Settings:
@@ -152,23 +133,34 @@ class Settings(BaseSettings):
             raise RagDemoError(f"{name}{message}") from None
 
 
+def _as_place(place: Any) -> Any:
+    if not str(place).startswith(("postgresql://", "postgres://")):
+        return Path(place)
+    from rag_demo.stores.postgres import PostgresUrl
+
+    return PostgresUrl.parse(place)
+
+
 def option_name(field: str) -> str:
     """Return the option of a field."""
     return "--" + field.replace("_", "-")
 
 
-def options() -> dict[str, tuple[str, bool, bool, tuple[str, ...]]]:
-    """Return the help of each option, whether it is a flag or may be repeated, and its choices."""
-    found = {}
+def options() -> list[click.Option]:
+    """Return the options of the command: each field but the tokens."""
+    made = []
     for name, field in Settings.model_fields.items():
+        annotation: Any = field.annotation
+        kind: dict[str, Any] = {"multiple": name in _LISTS}
+        if annotation is bool:
+            kind = {"is_flag": True, "default": None}
+        elif get_origin(annotation) is Literal:
+            kind = {"type": click.Choice(annotation.__args__)}
+        has_default = field.default not in (None, False, ()) and not field.is_required()
+        text = f"{field.description}" + f" [default: {field.default}]" * has_default
         if name not in ("token", "admin_token"):
-            annotation: Any = field.annotation
-            choices = annotation.__args__ if get_origin(annotation) is Literal else ()
-            default = field.default if field.default not in (None, False, ()) else None
-            is_shown = default is not None and not field.is_required()
-            text = f"{field.description}" + (f" [default: {default}]" if is_shown else "")
-            found[name] = (text, annotation is bool, name in _LISTS, choices)
-    return found
+            made.append(click.Option([option_name(name)], help=text, **kind))
+    return made
 
 
 class Tokens:
@@ -194,31 +186,32 @@ class Tokens:
             RagDemoError: A file cannot be read, or a token is invalid. The old tokens stay.
         """
         settings = self.settings
-        admin = settings.admin_token.get_secret_value() if settings.admin_token else ""
-        clients = [(each, "RAG_DEMO_TOKEN") for each in settings.token]
-        admins = [(admin, "RAG_DEMO_ADMIN_TOKEN")] if settings.admin_token is not None else []
-        for path in settings.token_file:
-            clients += _lines(path)
-        if settings.admin_token_file is not None:
-            admins += _lines(settings.admin_token_file)
-        self.clients, self.admin = _checked(clients), _checked(admins)
+        admins = () if settings.admin_token is None else (settings.admin_token,)
+        files = () if settings.admin_token_file is None else (settings.admin_token_file,)
+        self.clients, self.admin = (
+            _checked(settings.token, "RAG_DEMO_TOKEN") + _from_files(settings.token_file),
+            _checked(admins, "RAG_DEMO_ADMIN_TOKEN") + _from_files(files),
+        )
 
 
-def _lines(path: Path) -> list[tuple[str, str]]:
-    try:
-        lines = path.read_text("utf-8", "surrogateescape").split("\n")
-    except OSError as error:
-        raise RagDemoError(
-            f"the token file '{path}' cannot be read: {error.strerror or error}"
-        ) from error
-    found = [(line.strip(), f"the file '{path}'") for line in lines if line.strip()]
-    if not found:
-        raise RagDemoError(f"the token file '{path}' is empty; write a token into it")
+def _from_files(paths: Iterable[Path]) -> list[bytes]:
+    found = []
+    for path in paths:
+        try:
+            lines = path.read_text("utf-8", "surrogateescape").split("\n")
+        except OSError as error:
+            raise RagDemoError(
+                f"the token file '{path}' cannot be read: {error.strerror or error}"
+            ) from error
+        tokens = [line.strip() for line in lines if line.strip()]
+        if not tokens:
+            raise RagDemoError(f"the token file '{path}' is empty; write a token into it")
+        found += _checked(tokens, f"the file '{path}'")
     return found
 
 
-def _checked(tokens: list[tuple[str, str]]) -> list[bytes]:
-    for token, where in tokens:
+def _checked(tokens: Iterable[str], where: str) -> list[bytes]:
+    for token in tokens:
         if not token.isascii() or not token.isprintable() or " " in token:
             raise RagDemoError(f"a token in {where} is not printable ASCII without spaces")
         if len(token) < _TOKEN_CHARS:
@@ -226,25 +219,17 @@ def _checked(tokens: list[tuple[str, str]]) -> list[bytes]:
                 f"a token in {where} has {len(token)} characters; use at least {_TOKEN_CHARS}, "
                 "for example from: openssl rand -hex 32"
             )
-    return [token.encode() for token, _ in tokens]
+    return [token.encode() for token in tokens]
 
 
 def cpu_quota() -> int:
     """Return how many cores this process may use, by its affinity and its cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    for quota_file, period_file in (
-        ("/sys/fs/cgroup/cpu.max", None),
-        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-    ):
-        try:
-            values = Path(quota_file).read_text().split()
-            values += Path(period_file).read_text().split() if period_file else []
-            quota, period = map(int, values)
-        except (OSError, ValueError):  # There is no such file, or "max": no quota.
-            continue
-        if quota > 0 and period > 0:
-            return max(1, min(cores or 1, math.ceil(quota / period)))
-    return cores or 1
+    try:
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+    except (OSError, ValueError):  # There is no such file, or "max": no quota.
+        return cores or 1
+    return max(1, min(cores or 1, math.ceil(quota / period)))
 
 
 def is_loopback(host: str | None) -> bool:

@@ -35,14 +35,11 @@ class DaemonThread:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
             future, function, arguments = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = function(*arguments)
-            except Exception as error:  # For the caller.
-                future.set_exception(error)
-            except BaseException as error:  # A panic or SystemExit must not end the event loop.
-                future.set_exception(RuntimeError(f"the call raised {error!r}"))
-            else:
-                future.set_result(result)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments))
+                except Exception as error:  # For the caller.
+                    future.set_exception(error)
+                except BaseException as error:  # A panic or SystemExit must not end the loop.
+                    future.set_exception(RuntimeError(f"the call raised {error!r}"))
             del item, future, function, arguments

@@ -24,7 +24,7 @@ import httpx  # noqa: E402
 
 from rag_demo import FaissRetriever  # noqa: E402
 from rag_demo.service.app import create_app  # noqa: E402
-from rag_demo.service.settings import Settings, Tokens, option_name, options  # noqa: E402
+from rag_demo.service.settings import Settings, Tokens, options  # noqa: E402
 
 __all__ = ["TEXTS", "Embedder", "ask", "make_app", "make_index", "search", "serving"]
 
@@ -83,11 +83,11 @@ def read_settings(**options: Any) -> Any:
 
 def settings_table() -> str:
     """Return the table of options in the documentation, made of the settings."""
-    rows = [
-        f"| `{option_name(name)}` | {text.partition(' [default')[0].rstrip('.')} | "
-        f"{text.partition('[default: ')[2].rstrip(']') or ('no' if is_flag else '')} |"
-        for name, (text, is_flag, _, _) in options().items()
-    ]
+    rows = []
+    for option in options():
+        text, _, default = (option.help or "").rstrip("]").partition(" [default: ")
+        shown = default or "no" * option.is_flag
+        rows.append(f"| `{option.opts[0]}` | {text.rstrip('.')} | {shown} |")
     return "\n".join(["| option | meaning | default |", "|---|---|---|", *rows])
 
 

@@ -285,14 +285,10 @@ def test_unknown_logical_key_is_explained(index: Path) -> None:
 @pytest.mark.parametrize(
     ("sent", "pointer", "message"),
     [
-        ({"json": []}, "#", "must be a JSON object"),
-        (
-            {"content": b"1", "headers": {"content-type": "text/plain"}},
-            "#",
-            "must be a JSON object",
-        ),
-        ({}, "#", "the body is empty; send a JSON object"),
-        ({"json": {"query": 1}}, "#/query", "must be a string"),
+        ({"json": []}, "#", "valid dictionary"),
+        ({"content": b"1", "headers": {"content-type": "text/plain"}}, "#", "valid dictionary"),
+        ({}, "#", "required"),
+        ({"json": {"query": 1}}, "#/query", "valid string"),
         ({"json": {"query": "a", "where": 1}}, "#/where", "must be a JSON object"),
     ],
 )
