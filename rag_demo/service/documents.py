@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from rag_demo.documents.document import Document
 from rag_demo.retriever import embed
 from rag_demo.service.checks import at_most, checked_documents, writable
+from rag_demo.service.engine import shards_of
 from rag_demo.service.jobs import EmbedJob
 from rag_demo.service.problems import Problem
 from rag_demo.service.responses import JSONResponse, respond
@@ -26,44 +29,30 @@ router = APIRouter(prefix="/documents")
 _CHUNK_DOCUMENTS, _CHUNK_BYTES = 256, 1 << 20  # of a stream, for each change
 
 
-class _Queued:
-    """The embedding model for a thread that makes a change; texts wait in the queue."""
-
-    def __init__(self, service: Service, request: Request | None, deadline: float) -> None:
-        self._service, self._request, self._deadline = service, request, deadline
-        self._loop = asyncio.get_running_loop()
-        self.identity = service.engine.model.identity
-        self.dimension = service.engine.model.dimension
-
-    def embed_query(self, text: str) -> Any:
-        return self.embed_documents([text])[0]
-
-    def embed_documents(self, texts: Sequence[str]) -> Any:
-        job = EmbedJob(texts, self._service.engine.model.max_tokens)
-        running = self._service.run(self._request, job, self._deadline)
-        rows = asyncio.run_coroutine_threadsafe(running, self._loop).result()
-        return np.asarray([vector for vector, _ in rows], np.float32)
-
-
 async def _add(request: Request | None, service: Service, new: Sequence[NewDocument]) -> None:
     """Embed documents through the queue, then add and save them.
 
     Raises:
         Problem: The documents are invalid, the queue is too long, or the change failed.
     """
-    deadline = service.deadline()
+    deadline, loop, hosted = service.deadline(), asyncio.get_running_loop(), service.engine.model
     documents = checked_documents(new)
-    model = _Queued(service, request, deadline)
+
+    def embed_documents(texts: Sequence[str]) -> Any:
+        running = service.run(request, EmbedJob(texts, hosted.max_tokens), deadline)
+        rows = asyncio.run_coroutine_threadsafe(running, loop).result()
+        return np.asarray([vector for vector, _ in rows], np.float32)
+
+    model: Any = SimpleNamespace(
+        identity=hosted.identity, dimension=hosted.dimension, embed_documents=embed_documents
+    )
     batch = await run_in_thread(lambda: embed(documents, model))
     await service.change(lambda retriever: retriever.store.upsert(batch), deadline)
 
 
 def _counts(service: Service, **more: Any) -> dict[str, Any]:
-    return {
-        **more,
-        "documents": service.engine.documents,
-        "index_version": service.engine.version,
-    }
+    engine = service.engine
+    return {**more, "documents": engine.documents, "index_version": engine.version}
 
 
 @router.put("")
@@ -75,7 +64,14 @@ async def put(request: Request, body: DocumentsRequest) -> JSONResponse:
     return respond(request, _counts(service, ids=[each.id for each in body.documents]))
 
 
-@router.post("/bulk")
+_LINES = {
+    "required": True,
+    "description": "In each line a document, as in PUT.",
+    "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+}
+
+
+@router.post("/bulk", openapi_extra={"requestBody": _LINES})
 async def bulk(request: Request) -> Response:
     """Add documents from lines of JSON while they arrive.
 
@@ -146,7 +142,8 @@ async def delete_several(request: Request, body: DeleteRequest) -> JSONResponse:
     service, where = writable(request), body.where
 
     def change(retriever: Any) -> int:
-        deleted: int = retriever.delete(body.ids or retriever.store.matching(where))
+        found = (shard.store.matching(where) for shard in shards_of(retriever))
+        deleted: int = retriever.delete(body.ids or [*chain.from_iterable(found)])
         return deleted
 
     deleted = await service.change(change, service.deadline())

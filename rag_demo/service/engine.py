@@ -167,6 +167,11 @@ class HostedEmbedder(Hosted):
             return list(count(list(texts), kind)) if count else [0] * len(texts)
 
 
+def shards_of(retriever: Any) -> list[Any]:
+    """Return the retrievers of several indexes, or the only one."""
+    return getattr(retriever, "shards", [retriever])
+
+
 def read_place(place: Any) -> Any:
     """Return the manifest of an index in a folder or in a database.
 
@@ -284,7 +289,7 @@ class Engine:
             RagDemoError: The index cannot be opened, or was made with another model.
         """
         with self.index.lease(_LEASE_S) as retriever:
-            self._reopen(getattr(retriever, "shards", [retriever]))
+            self._reopen(shards_of(retriever))
 
     def search(
         self, queries: Sequence[str], vectors: Mapping[str, Any], options: SearchOptions
@@ -311,8 +316,7 @@ class Engine:
         """
         with self.index.lease(_LEASE_S) as retriever:
             if result := change(retriever):  # Otherwise nothing was deleted.
-                shards = getattr(retriever, "shards", [retriever])
-                for shard, place in zip(shards, self.settings.index, strict=True):
+                for shard, place in zip(shards_of(retriever), self.settings.index, strict=True):
                     if isinstance(place, Path):
                         shard.save(place)
                 self.documents, self.version = self.look()

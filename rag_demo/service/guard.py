@@ -106,6 +106,7 @@ class Guard:
         # The server omits the body of a response to HEAD.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         request = {**scope, "method": method, "request_id": request_id, "take_bytes": take_bytes}
+        request["routes"] = self._routes
         # A response that is streamed must not read the request: starlette looks at the version.
         request["asgi"] = {**scope.get("asgi", {}), "spec_version": "2.4"}
         metrics.IN_FLIGHT.inc()

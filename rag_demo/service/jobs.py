@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import repeat
 from typing import Any, Literal
 
 from rag_demo.service import metrics
@@ -23,11 +23,12 @@ class Job:
 
     Attributes:
         texts: What to compute.
-        max_tokens: How many tokens of a text the model reads.
+        max_tokens: How many tokens of a text the model reads; None if that is unknown.
         truncate: Whether to cut off texts that are too long. Otherwise they are refused.
         truncated: How many texts were cut off.
         request_id: For the log.
         answer: One result for each text. The lane makes it.
+        results: The results so far.
         taken: How many texts have been taken from the queue.
         queued_at: Time of creation, by ``time.perf_counter``.
     """
@@ -50,43 +51,43 @@ class Job:
         """The queue in which the job waits."""
         return "model"
 
+    @property
+    def key(self) -> Any:
+        """Texts of jobs with the same key are computed together."""
+        raise NotImplementedError
+
     def estimate(self, text: str) -> int:
         """Return about how many tokens a text has: one for three bytes."""
         count = _SPECIAL_TOKENS + len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN
         return count if self.max_tokens is None else min(count, self.max_tokens)
 
-    def counted(self, rows: list[Any], most: int | None) -> Any:
-        """Count tokens and texts that were cut off.
-
-        Args:
-            rows: For each text a result and the number of its tokens before truncation.
-            most: How many tokens of a text the model reads.
+    def compute(self, engine: Engine, texts: Sequence[str]) -> Iterable[Any]:
+        """Compute texts of jobs with the same key.
 
         Returns:
-            The rows with the numbers of tokens that were read, or a `Problem`.
-        """
-        long = [row for row, (_, count) in enumerate(rows) if most is not None and count > most]
-        if long and not self.truncate:
-            place = self.taken - len(rows) + long[0]
-            detail = f"text {place} has {rows[long[0]][1]} tokens; the model reads {most}"
-            return Problem(413, f"{detail}; shorten it or set truncate to true", param="inputs")
-        self.truncated += len(long)
-        rows = [(result, min(count, most or count)) for result, count in rows]
-        metrics.TOKENS.inc(sum(count for _, count in rows))
-        return rows
-
-    @classmethod
-    def run(cls, engine: Engine, parts: Sequence[tuple[Any, Sequence[str]]]) -> list[Any]:
-        """Compute texts of several jobs together.
-
-        Args:
-            engine: The models and the index.
-            parts: Jobs of this class, each with some of its texts.
-
-        Returns:
-            For each part its results, or a `Problem` that is the job's own fault.
+            For each text a result, the number of its tokens, and how many the model reads.
         """
         raise NotImplementedError
+
+    def checked(self, result: Any, count: int, most: int | None) -> Any:
+        """Count the tokens of a text, and whether it was cut off.
+
+        Returns:
+            The result and the number of tokens that were read, or a `Problem`.
+        """
+        if most is not None and count > most:
+            if not self.truncate:
+                detail = f"a text has {count} tokens, and the model reads {most}"
+                detail += "; shorten it or set truncate to true"
+                return Problem(413, detail, param="inputs")
+            self.truncated += 1
+            count = most
+        metrics.TOKENS.inc(count)
+        return result, count
+
+
+Item = tuple[Job, str]
+"""A job and one of its texts."""
 
 
 @dataclass(eq=False)
@@ -99,20 +100,16 @@ class EmbedJob(Job):
 
     kind: Literal["query", "document"] = "document"
 
-    @classmethod
-    def run(cls, engine: Engine, parts: Sequence[tuple[EmbedJob, Sequence[str]]]) -> list[Any]:
-        """See `Job.run`."""
-        model, results = engine.model, [None] * len(parts)
-        embeds = {"query": model.embed_queries, "document": model.embed_documents}
-        for kind, embed in embeds.items():
-            rows = [row for row, (job, _) in enumerate(parts) if job.kind == kind]
-            texts = [text for row in rows for text in parts[row][1]]
-            if texts:
-                found = zip(embed(texts), model.count_tokens(texts, kind), strict=True)
-                for row in rows:
-                    job, its = parts[row]
-                    results[row] = job.counted(list(islice(found, len(its))), model.max_tokens)
-        return results
+    @property
+    def key(self) -> Any:
+        """See `Job.key`."""
+        return self.kind
+
+    def compute(self, engine: Engine, texts: Sequence[str]) -> Iterable[Any]:
+        """See `Job.compute`."""
+        model = engine.model
+        embed = model.embed_queries if self.kind == "query" else model.embed_documents
+        return zip(embed(texts), model.count_tokens(texts, self.kind), repeat(model.max_tokens))
 
 
 @dataclass(eq=False)
@@ -120,28 +117,25 @@ class SearchJob(Job):
     """Queries to search. A result is the list of a query's `SearchResult`s."""
 
     options: SearchOptions = field(kw_only=True)
+    vectors: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def lane(self) -> Literal["model", "words"]:
         """See `Job.lane`."""
         return "words" if self.options.mode == "bm25" else "model"
 
-    @classmethod
-    def run(cls, engine: Engine, parts: Sequence[tuple[SearchJob, Sequence[str]]]) -> list[Any]:
-        """See `Job.run`."""
-        needed = dict.fromkeys(q for job, texts in parts if job.lane == "model" for q in texts)
-        found = engine.model.embed_queries([*needed]) if needed else ()
-        vectors = dict(zip(needed, found, strict=True))
-        groups: dict[str, list[int]] = {}
-        for row, (job, _) in enumerate(parts):
-            groups.setdefault(repr(job.options), []).append(row)
-        results: list[Any] = [None] * len(parts)
-        for rows in groups.values():
-            texts = [text for row in rows for text in parts[row][1]]
-            hits = iter(engine.search(texts, vectors, parts[rows[0]][0].options))
-            for row in rows:
-                results[row] = list(islice(hits, len(parts[row][1])))
-        return results
+    @property
+    def key(self) -> Any:
+        """See `Job.key`."""
+        return repr(self.options)
+
+    def compute(self, engine: Engine, texts: Sequence[str]) -> Iterable[Any]:
+        """See `Job.compute`."""
+        return zip(engine.search(texts, self.vectors, self.options))
+
+    def checked(self, result: Any, count: int = 0, most: int | None = None) -> Any:
+        """See `Job.checked`."""
+        return result
 
 
 @dataclass(eq=False)
@@ -155,16 +149,41 @@ class RerankJob(Job):
         """See `Job.lane`."""
         return "reranker"
 
+    @property
+    def key(self) -> Any:
+        """See `Job.key`."""
+        return self
+
     def estimate(self, text: str) -> int:
         """See `Job.estimate`."""
         return super().estimate(self.query + text)
 
-    @classmethod
-    def run(cls, engine: Engine, parts: Sequence[tuple[RerankJob, Sequence[str]]]) -> list[Any]:
-        """See `Job.run`."""
+    def compute(self, engine: Engine, texts: Sequence[str]) -> Iterable[Any]:
+        """See `Job.compute`."""
         assert engine.reranker is not None
-        most = engine.reranker.max_tokens
-        return [
-            job.counted(list(zip(*engine.rerank(job.query, texts), strict=True)), most)
-            for job, texts in parts
-        ]
+        return zip(*engine.rerank(self.query, texts), repeat(engine.reranker.max_tokens))
+
+
+def compute(engine: Engine, items: Sequence[Item]) -> list[Any]:
+    """Compute texts of several jobs together.
+
+    Returns:
+        For each text its result, or a `Problem` that is the job's own fault.
+    """
+    searches = [(job, text) for job, text in items if isinstance(job, SearchJob)]
+    queries = dict.fromkeys(text for job, text in searches if job.lane == "model")
+    found = engine.model.embed_queries([*queries]) if queries else ()
+    vectors = dict(zip(queries, found, strict=True))
+    groups: dict[Any, list[int]] = {}
+    for row, (job, _) in enumerate(items):
+        groups.setdefault(job.key, []).append(row)
+    results: list[Any] = [None] * len(items)
+    for rows in groups.values():
+        job = items[rows[0]][0]
+        if isinstance(job, SearchJob):
+            job.vectors = vectors
+        for row, outcome in zip(
+            rows, job.compute(engine, [items[n][1] for n in rows]), strict=True
+        ):
+            results[row] = items[row][0].checked(*outcome)
+    return results

@@ -12,14 +12,15 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 
 from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, Hosted
-from rag_demo.service.jobs import Job
+from rag_demo.service.jobs import Item, Job, compute
 from rag_demo.service.logs import REQUEST_ID
 from rag_demo.service.problems import Problem, overloaded, problem_of
 from rag_demo.service.threads import DaemonThread
@@ -36,15 +37,14 @@ _STALE_S = 60.0  # An older rate refuses nothing.
 _FORGET = 0.8  # the weight of earlier batches in the measured rate
 _CLOSING_S = 3.0
 _LOADING = "loading the model"
-Part = tuple[Job, Sequence[str]]
 
 
 class Queue:
-    """Jobs in the order of their arrival, and the measured rate at which they are finished."""
+    """Texts in the order of their arrival, and the measured rate at which they are finished."""
 
     def __init__(self) -> None:
-        self.jobs: deque[Job] = deque()
-        self.tokens = self.taken = 0  # of jobs that wait, and of the batch that runs
+        self.items: deque[Item] = deque()
+        self.tokens = self.taken = 0  # of texts that wait, and of the batch that runs
         self._done, self._seconds, self._measured_at = 0.0, 0.0, 0.0
 
     @property
@@ -53,60 +53,51 @@ class Queue:
         return self._done / self._seconds if self._seconds else None
 
     def admit(self, job: Job, left_s: float) -> None:
-        """Append a job.
+        """Append the texts of a job.
 
         Raises:
             Problem: By the measured rate it would not be finished in time.
         """
         tokens = sum(job.tokens)
         if self.rate is not None and time.perf_counter() - self._measured_at < _STALE_S:
+            left_s *= _SAFETY
             wait_s = (self.taken + self.tokens + tokens) / self.rate
-            if tokens > _BULK_TOKENS and tokens / self.rate > _SAFETY * left_s:
-                most = int(_SAFETY * left_s * self.rate)
-                detail = f"about {tokens:,} tokens; at most {most:,} can be computed in time"
-                raise Problem(413, f"{detail}; send fewer texts in a request")
-            if (self.jobs or self.taken) and wait_s > _SAFETY * left_s:
+            if tokens > _BULK_TOKENS and tokens / self.rate > left_s:
+                detail = f"about {tokens:,} tokens; at most {int(left_s * self.rate):,} can be"
+                raise Problem(413, f"{detail} computed in time; send fewer texts in a request")
+            if self.tokens + self.taken and wait_s > left_s:
                 metrics.REFUSED.inc()
-                detail = (
-                    f"requests for about {wait_s:.0f} s are waiting; try again after Retry-After"
-                )
-                raise overloaded(wait_s - _SAFETY * left_s, detail)
-        self.jobs.append(job)
+                detail = f"requests for about {wait_s:.0f} s are waiting"
+                raise overloaded(wait_s - left_s, f"{detail}; try again after Retry-After")
+        self.items.extend((job, text) for text in job.texts)
         self.tokens += tokens
 
-    def take(self, budget: float) -> list[Part]:
+    def take(self, budget: float) -> list[Item]:
         """Take texts of about so many tokens, and at least one text."""
-        parts: list[Part] = []
-        while self.jobs and (not parts or self.jobs[0].tokens[self.jobs[0].taken] <= budget):
-            job = self.jobs[0]
-            start = job.taken
-            while job.taken < len(job.texts):
+        items: list[Item] = []
+        while self.items:
+            job, text = self.items[0]
+            if not job.answer.done():  # Otherwise it was dropped.
                 tokens = job.tokens[job.taken]
-                if tokens > budget and (parts or job.taken > start):
+                if items and tokens > budget:
                     break
                 budget -= tokens
                 job.taken += 1
-            tokens = sum(job.tokens[start : job.taken])
-            self.tokens, self.taken = self.tokens - tokens, self.taken + tokens
-            parts.append((job, job.texts[start : job.taken]))
-            if job.taken < len(job.texts):
-                break
-            self.jobs.popleft()
-        return parts
+                self.tokens, self.taken = self.tokens - tokens, self.taken + tokens
+                items.append((job, text))
+            self.items.popleft()
+        return items
 
     def drop(self, job: Job) -> None:
-        """Forget the rest of a job, if it is not finished."""
-        with contextlib.suppress(ValueError):
-            self.jobs.remove(job)
-            self.tokens -= sum(job.tokens[job.taken :])
+        """Forget the tokens of a job that is answered before all its texts were taken."""
+        self.tokens -= sum(job.tokens[job.taken :])
+        job.taken = len(job.texts)
 
-    def measure(self, tokens: int, seconds: float) -> None:
-        """Count a batch, if all of it was computed; what fails at once would look fast."""
-        if tokens == self.taken:
-            self._done = _FORGET * self._done + tokens
-            self._seconds = _FORGET * self._seconds + max(seconds, 1e-6)
-            self._measured_at = time.perf_counter()
-        self.taken = 0
+    def measure(self, seconds: float) -> None:
+        """Count a batch that has succeeded; what fails at once would look fast."""
+        self._done = _FORGET * self._done + self.taken
+        self._seconds = _FORGET * self._seconds + max(seconds, 1e-6)
+        self._measured_at = time.perf_counter()
 
 
 class Lane:
@@ -127,7 +118,7 @@ class Lane:
         self._last_small = 0.0
         self._wake, self._turn = asyncio.Event(), asyncio.Lock()
         self._is_closed = self._is_stopping = False
-        self._running: list[Job] = []
+        self._running: list[Item] = []
         self._thread = DaemonThread(f"rag_demo.{name}")
         self._phase: tuple[str, float, float] | None = None  # what runs, since when, its limit
         small, bulk = self._small, self._bulk
@@ -208,7 +199,7 @@ class Lane:
         """Refuse what needs a load from now on: it may take longer than a stop."""
         self._is_stopping = True
         if self._is_loading:
-            for job in [*self._small.jobs, *self._bulk.jobs, *self._running]:
+            for job, _ in [*self._small.items, *self._bulk.items, *self._running]:
                 if not job.answer.done():
                     job.answer.set_exception(_stopping())
 
@@ -238,37 +229,35 @@ class Lane:
             ):
                 budget = _FIRST_TOKENS if queue.rate is None else queue.rate * turn_s
                 async with self._turn:
-                    if parts := queue.take(min(budget, self._settings.batch_tokens)):
+                    if items := queue.take(min(budget, self._settings.batch_tokens)):
                         is_busy = True
-                        await self._compute(queue, parts)
+                        await self._compute(queue, items)
             if not is_busy:
                 if self._is_closed:
                     return
                 await self._wake.wait()
 
-    async def _compute(self, queue: Queue, parts: list[Part]) -> None:
+    async def _compute(self, queue: Queue, items: list[Item]) -> None:
         started = time.perf_counter()
         if queue is self._small:
             self._last_small = started
-        tokens = queue.taken
-        metrics.BATCH.labels(self.name).observe(tokens)
-        for job, texts in parts:
-            if job.taken == len(texts):
-                metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
-        self._running = [job for job, _ in parts]
-        outcomes, seconds = await self._thread.call(self._run, parts)
+        metrics.BATCH.labels(self.name).observe(queue.taken)
+        for job in dict.fromkeys(job for job, _ in items if not job.results):
+            metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
+        self._running = items
+        outcomes, seconds = await self._thread.call(self._run, items)
         self._running = []
-        failed = any(isinstance(outcome, Problem) for outcome in outcomes)
-        queue.measure(0 if failed else tokens, seconds)
+        if not any(isinstance(outcome, Problem) for outcome in outcomes):
+            queue.measure(seconds)
+        queue.taken = 0
         metrics.INFERENCE_SECONDS.labels(self.name).observe(time.perf_counter() - started)
-        for (job, _), outcome in zip(parts, outcomes, strict=True):
+        for (job, _), outcome in zip(items, outcomes, strict=True):
             if job.answer.done():
                 continue
             if isinstance(outcome, Problem):
                 job.answer.set_exception(outcome)
-                queue.drop(job)
                 continue
-            job.results += outcome
+            job.results.append(outcome)
             if len(job.results) == len(job.texts):
                 job.answer.set_result(job.results)
 
@@ -287,8 +276,8 @@ class Lane:
             with self._limited(_LOADING, self._settings.load_timeout):
                 self._model.load()
 
-    def _run(self, parts: list[Part]) -> tuple[list[Any], float]:
-        """Return the results of each part or a `Problem`, and the seconds without a load.
+    def _run(self, items: list[Item]) -> tuple[list[Any], float]:
+        """Return the result of each text or a `Problem`, and the seconds without a load.
 
         Runs in the thread.
         """
@@ -297,25 +286,21 @@ class Lane:
                 raise self._model.error  # Only `load` tries again.
             self._load()
         except BaseException as error:  # After any error the next attempt may succeed.
-            return [_failed(error, job) for job, _ in parts], 0.0
+            return [_failed(error, items[0][0])] * len(items), 0.0
         started = time.perf_counter()
-        return self._answers(parts), time.perf_counter() - started
+        return self._answers(items), time.perf_counter() - started
 
-    def _answers(self, parts: list[Part]) -> list[Any]:
+    def _answers(self, items: list[Item]) -> list[Any]:
         try:
             with self._limited("a call of the model", self._settings.hang_timeout):
-                found: dict[Job, Any] = {}
-                for kind in {type(job) for job, _ in parts}:
-                    its = [part for part in parts if type(part[0]) is kind]
-                    for (job, _), outcome in zip(its, kind.run(self._engine, its), strict=True):
-                        found[job] = outcome
-                return [found[job] for job, _ in parts]
+                return compute(self._engine, items)
         except BaseException as error:
             # A tokenizer's panic or a model's sys.exit() must not end the thread.
+            parts = [list(part) for _, part in groupby(items, lambda item: id(item[0]))]
             if len(parts) == 1:
-                return [_failed(error, parts[0][0])]
+                return [_failed(error, items[0][0])] * len(items)
             log.debug("a batch of %d jobs failed and is retried one by one: %r", len(parts), error)
-            return [[] if part[0].answer.done() else self._answers([part])[0] for part in parts]
+            return [outcome for part in parts for outcome in self._answers(part)]
 
 
 def _stopping() -> Problem:

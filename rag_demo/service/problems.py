@@ -140,6 +140,14 @@ async def respond_to_error(request: Request, error: Exception) -> Response:
     else:
         assert isinstance(error, HTTPException)
         problem = Problem(error.status_code, error.detail, headers=error.headers)
+        if error.status_code == 405:  # starlette names the methods of one route.
+            found = [
+                each
+                for each in request.scope["routes"]
+                if each.path_regex.match(request.scope["path"])
+            ]
+            methods = sorted({method for each in found for method in each.methods})
+            problem.headers = {"allow": ", ".join(methods)}
     return problem_response(problem, request.scope["path"], request.scope["request_id"])
 
 

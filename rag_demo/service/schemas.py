@@ -39,11 +39,9 @@ def _text_only(value: Any) -> Any:
     return value
 
 
-Scalar = str | int | float | bool | None
 Comparable = str | int | float | bool
 Score = Annotated[float, Field(allow_inf_nan=False)]
-Integer = Annotated[int, BeforeValidator(_integer)]
-Count = Annotated[Integer, Field(ge=1)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_integer)]
 Text = Annotated[str, Field(min_length=1)]
 Query = Annotated[str, Field(pattern=r"\S")]
 # fail_fast: an error for each of millions of items would take minutes.
@@ -59,17 +57,17 @@ Truncate = Annotated[bool | None, Field(description="false refuses texts that ar
 class Operators(BaseModel):
     """Operators for one key of the metadata."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
+    model_config = ConfigDict(extra="forbid")
 
-    eq: Scalar | list[Scalar] = Field(None, alias="$eq")
-    ne: Scalar | list[Scalar] = Field(None, alias="$ne")
+    eq: Any = Field(None, alias="$eq")
+    ne: Any = Field(None, alias="$ne")
     gt: Comparable = Field(0, alias="$gt")
     gte: Comparable = Field(0, alias="$gte")
     lt: Comparable = Field(0, alias="$lt")
     lte: Comparable = Field(0, alias="$lte")
-    in_: list[Scalar] = Field([], alias="$in")
-    nin: list[Scalar] = Field([], alias="$nin")
-    contains: Scalar = Field(None, alias="$contains")
+    in_: list[Any] = Field([], alias="$in")
+    nin: list[Any] = Field([], alias="$nin")
+    contains: Any = Field(None, alias="$contains")
 
 
 class Conditions(BaseModel):
@@ -78,14 +76,14 @@ class Conditions(BaseModel):
     model_config = ConfigDict(
         extra="allow", json_schema_extra={"patternProperties": {r"^\$(?!(and|or|not)$)": False}}
     )
-    __pydantic_extra__: dict[str, Scalar | list[Scalar] | Operators]
+    __pydantic_extra__: dict[str, Comparable | list[Any] | Operators | None]
 
     and_: list[Conditions] = Field(default_factory=list, alias="$and", min_length=1)
     or_: list[Conditions] = Field(default_factory=list, alias="$or", min_length=1)
     not_: Conditions = Field(default_factory=dict, alias="$not")  # type: ignore[assignment]
 
 
-def _check_filter(where: Any, _: Any) -> dict[str, Any]:
+def _check_filter(where: Any, described: Any) -> dict[str, Any]:
     """Check a filter with the store's parser and pass on its message."""
     left = _MAX_VALUES
 
@@ -107,6 +105,7 @@ def _check_filter(where: Any, _: Any) -> dict[str, Any]:
         parse_filter(where)
     except TypeError as error:
         raise ValueError(str(error)) from None
+    described(where)  # A value may not be an object, which the parser would accept.
     return where
 
 
@@ -118,16 +117,18 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
+def _one_of(**fields: Any) -> dict[str, Any]:
+    """Describe an object with exactly one of two fields."""
+    return {"oneOf": [{"required": [name], "properties": {name: fields[name]}} for name in fields]}
+
+
 class SearchRequest(_Strict):
     """One query or several: exactly one of ``query`` and ``queries``."""
 
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={
-            "oneOf": [
-                {"required": ["query"], "properties": {"query": {"type": "string"}}},
-                {"required": ["queries"], "properties": {"queries": {"type": "array"}}},
-            ],
+            **_one_of(query={"type": "string"}, queries={"type": "array"}),
             "examples": [{"query": "what is a lease?", "where": {"year": {"$gte": 2020}}}],
         },
     )
@@ -230,7 +231,12 @@ class DocumentsRequest(_Strict):
 class DeleteRequest(_Strict):
     """The documents to delete: exactly one of ``ids`` and ``where``."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=_one_of(
+            ids={"type": "array"}, where={"type": "object", "minProperties": 1}
+        ),
+    )
 
     ids: Annotated[list[Text], Field(fail_fast=True, min_length=1)] | None = None
     where: Where | None = None

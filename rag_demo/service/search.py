@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,31 +39,22 @@ async def search(request: Request, body: SearchRequest) -> Response:
     where: Any = body.where
     job = SearchJob(queries, options=SearchOptions(wanted, body.min_score, where, mode))
     at_most(max(job.tokens), settings.max_query_tokens, "tokens in a query", "queries")
-    deadline = service.deadline()
+    deadline, truncated = service.deadline(), 0
     found: list[list[SearchResult]] = await service.run(request, job, deadline)
-    truncated = 0
     if body.rerank:
-        for row, (query, results_of_query) in enumerate(zip(queries, found, strict=True)):
-            texts = [each.text[slice(*(each.passage or (None,)))] for each in results_of_query]
+        for row, (query, its) in enumerate(zip(queries, found, strict=True)):
+            texts = [each.text[slice(*(each.passage or (None,)))] for each in its]
             scores, _, cut = await _scores(request, query, texts, deadline=deadline)
-            order = sorted(
-                zip(scores, results_of_query, strict=True), key=lambda p: (-p[0], p[1].id)
-            )
-            found[row] = [
-                result._replace(rank=rank, score=score)
-                for rank, (score, result) in enumerate(order[: body.top_k], start=1)
-            ]
+            its = [each._replace(score=score) for each, score in zip(its, scores, strict=True)]
+            its = sorted(its, key=lambda each: (-each.score, each.id))[: body.top_k]
+            found[row] = [each._replace(rank=rank) for rank, each in enumerate(its, start=1)]
             truncated += cut
-    batches = [[_result(each, body.include_text) for each in results] for results in found]
+    batches = [[each._asdict() for each in results] for results in found]
+    if not body.include_text:
+        for each in chain.from_iterable(batches):
+            del each["text"]
     content = {"batches": batches} if body.query is None else {"results": batches[0]}
     return respond(request, content, truncated=truncated)
-
-
-def _result(result: SearchResult, include_text: bool) -> dict[str, Any]:
-    fields = result._asdict()
-    if not include_text:
-        del fields["text"]
-    return fields
 
 
 async def _scores(

@@ -19,7 +19,6 @@ from rag_demo.service.jobs import Job
 from rag_demo.service.lane import Lane
 from rag_demo.service.problems import Problem, overloaded, public_reason
 from rag_demo.service.settings import Settings, Tokens
-from rag_demo.service.threads import DaemonThread
 from torch_utils import ModelInUseError
 from torch_utils.hosting.lease import run_in_thread
 
@@ -52,16 +51,12 @@ class Service:
         self.failure: RagDemoError | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.engine = engine = Engine(settings, load)
-        models = {"model": engine.model, "words": None, "reranker": engine.reranker}
-        if engine.reranker is None:
-            del models["reranker"]
-        self.lanes = {name: Lane(name, engine, model) for name, model in models.items()}
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._writer = DaemonThread("rag_demo.changes")
-        for name, model in models.items():
-            if model is not None:
-                self.start(self._keep_loaded(self.lanes[name], model))
+        self.lanes = {"words": Lane("words", engine, None)}
+        for name, model in zip(("model", "reranker"), engine.models, strict=False):
+            self.lanes[name] = Lane(name, engine, model)
+            self.start(self._keep_loaded(self.lanes[name], model))
         if settings.reload_interval and not settings.writable:
             self.start(self._watch())
         for figure in metrics.POOL_FIGURES:
@@ -87,16 +82,12 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         are_idle = await asyncio.gather(*(lane.close() for lane in self.lanes.values()))
-        self._writer.stop()
-        closing = DaemonThread("rag_demo.closing")  # A load may hang in the other threads.
         try:
-            await closing.call(self.engine.close, _CLOSING_S if all(are_idle) else 0.0)
+            await run_in_thread(partial(self.engine.close, _CLOSING_S if all(are_idle) else 0.0))
         except ModelInUseError as error:
             log.error("a call or a load of a model hangs and cannot be ended: %s", error)
         else:
             log.info("stopped: the models and the index are closed")
-        finally:
-            closing.stop()
 
     async def run(
         self, request: Request | None, job: Job, deadline: float | None = None
@@ -183,7 +174,7 @@ class Service:
     async def _reload(self) -> dict[str, Any]:
         started, before = time.perf_counter(), self.engine.documents
         try:
-            await self._writer.call(self.engine.reload)
+            await run_in_thread(self.engine.reload)
         except Exception as error:
             # After any error of the new index the old one still works.
             log.error("reload failed, the old index stays in use: %s", error, exc_info=error)
@@ -219,7 +210,7 @@ class Service:
         hosts = self.engine.hosts
         if name not in hosts:
             raise Problem(404, f"unknown model; available: {', '.join(hosts)}")
-        is_reranker = self.engine.reranker is not None and self.engine.reranker.host.name == name
+        is_reranker = hosts[name] is self.engine.models[-1].host and len(hosts) > 2
         lane = self.lanes["reranker" if is_reranker else "model"]
         try:
             if lane.failure or hosts[name].state == "loading":
@@ -256,7 +247,7 @@ class Service:
         async with self._changing:
             for attempt in (1, 2):
                 try:
-                    result = await self._writer.call(self.engine.change, change)
+                    result = await run_in_thread(partial(self.engine.change, change))
                     self._show_version()
                     return result
                 except PostgresError:  # A transaction was rolled back.

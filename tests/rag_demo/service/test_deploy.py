@@ -20,19 +20,6 @@ from support.serving import ask, read_settings
 
 DEPLOY = ROOT / "deploy"
 CLOSING_S = 10  # docs/service.md
-MADE_BY_USER = {"../index", "./token", "./admin-token"}
-
-
-def test_dockerfile_names_user_init_and_extras() -> None:
-    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-    assert re.search(r"^STOPSIGNAL SIGTERM$", text, re.M)
-    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.M)[0])
-    assert entry[0] == "tini" and "tini" in re.findall(r"apt-get install .*", text)[0]
-    user = re.findall(r"^USER (\w+)$", text, re.M)[-1]
-    assert user != "root" and f"useradd --system --uid 10001 --no-create-home {user}" in text
-    extras = re.findall(r"'\.\[(.*)\]'", text)[0].split(",")
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras)
 
 
 def test_health_check_needs_a_service(index: Path) -> None:
@@ -46,13 +33,6 @@ def test_health_check_needs_a_service(index: Path) -> None:
         assert subprocess.run([sys.executable, "-c", program]).returncode == 0
     done = subprocess.run([sys.executable, "-c", program], capture_output=True)
     assert done.returncode == 1
-
-
-def test_compose_mounts_existing_files() -> None:
-    text = re.sub("#.*", "", (DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
-    paths = set(re.findall(r"(?<![\w/])(\.\.?/[\w./-]+)", text)) - MADE_BY_USER
-    assert "../docs/grafana-service.json" in paths
-    assert all((DEPLOY / path).exists() for path in paths), paths
 
 
 def documents_of(name: str) -> list[Any]:

@@ -170,27 +170,6 @@ def test_change_of_another_program_is_kept(folder: Path) -> None:
     assert ids_in(folder) == {"0", "1", "2", "3", "4", "new"}
 
 
-def test_new_version_is_opened_by_itself(folder: Path) -> None:
-    """A read-only service looks for one; requests are answered meanwhile."""
-
-    async def main() -> None:
-        async with serving(folder, reload_interval=0.05) as client:
-            before = (await client.get("/readyz")).json()
-            await asyncio.to_thread(make_index, folder, [*TEXTS, "a new one"])
-
-            async def is_new() -> bool:
-                answer = await client.post("/search", json={"query": "a", "top_k": 9})
-                assert answer.status_code == 200
-                return len(answer.json()["results"]) == len(TEXTS) + 1
-
-            await wait_for_async(is_new)
-            after = (await client.get("/readyz")).json()
-            assert after["documents"] == len(TEXTS) + 1
-            assert after["index_version"] != before["index_version"]
-
-    asyncio.run(main())
-
-
 def test_results_without_text(index: Path) -> None:
     (answer,) = ask(index, search({"query": "lease", "include_text": False}))
     assert all("text" not in each and each["id"] for each in answer.json()["results"])
@@ -216,3 +195,22 @@ def test_service_follows_the_link_to_the_newest_snapshot(folder: Path, tmp_path:
     asyncio.run(main())
     assert sorted(each.name for each in snapshots.iterdir()) == ["000001", "000002", "latest"]
     assert [len(ids_in(snapshots / name)) for name in ("000001", "000002")] == [4, 5]
+
+
+def test_several_folders_are_searched_and_changed_as_one(folder: Path, tmp_path: Path) -> None:
+    places: Any = (folder, tmp_path / "other")
+    with FaissRetriever(Embedder()) as retriever:
+        retriever.add(["a giraffe"], [{"year": 1}], ids=["other"])
+        retriever.save(places[1])
+    found, added, deleted, reloaded = ask(
+        places,
+        search({"queries": ["a giraffe", TEXTS[1]], "mode": "dense", "top_k": 1}),
+        put({"id": "new", "text": "a zebra"}),
+        ("POST", "/documents/delete", {"json": {"where": {"year": {"$lte": 2000}}}}),
+        ("POST", "/admin/reload", {}),
+        writable=True,
+    )
+    assert [each[0]["id"] for each in found.json()["batches"]] == ["other", "1"]
+    assert (added.json()["documents"], deleted.json()["deleted"]) == (6, 2)
+    assert reloaded.json()["documents"] == 4
+    assert (ids_in(folder), ids_in(places[1])) == ({"1", "2", "3"}, {"new"})

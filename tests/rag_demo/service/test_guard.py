@@ -44,14 +44,18 @@ def test_administration_refuses_foreign_host_names(index: Path) -> None:
 def test_log_line_has_client_and_route_of_refused_requests(
     index: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And the id of the request, which a client may choose if it is harmless."""
     with caplog.at_level("INFO", "rag_demo.service"):
-        ask(
+        own, generated, _ = ask(
             index,
-            search({"query": "a"}, authorization="Bearer wrong"),
+            search({"query": "a"}, **{"x-request-id": "trace-1"}),
+            search({"query": "a"}, authorization="Bearer wrong", **{"x-request-id": "a b\t{}"}),
             ("GET", "/documents/7", {}),
             token=("a-token-of-a-client",),
             client="203.0.113.5",
         )
+    assert own.headers["x-request-id"] == "trace-1"
+    assert len(generated.headers["x-request-id"]) == 32
     lines = [record.__dict__ for record in caplog.records if "status" in record.__dict__]
     assert [(each["client"], each["route"], each["status"]) for each in lines[-2:]] == [
         ("203.0.113.5", "/search", 401),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import TEXTS, Embedder, ask, search, serving
+from support.serving import TEXTS, Embedder, serving
 from support.waiting import wait_for_async
 
 CLIENTS = 20
@@ -226,18 +226,6 @@ def test_base_exception_in_model_gets_503(index: Path, kind: type[BaseException]
     assert asyncio.run(main()) == [503, 200, 200]
 
 
-def test_livez_fails_when_batch_task_ends(index: Path) -> None:
-    async def main() -> tuple[int, int]:
-        async with serving(index, Embedder()) as client:
-            before = (await client.get("/livez")).status_code
-            (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "lane model"]
-            task.cancel()
-            await asyncio.wait([task])
-            return before, (await client.get("/livez")).status_code
-
-    assert asyncio.run(main()) == (200, 503)
-
-
 def test_request_past_deadline_gets_503(index: Path) -> None:
     """The model does not get its query."""
 
@@ -309,15 +297,3 @@ def test_query_of_disconnected_client_is_skipped(index: Path, disconnects: bool)
 
     calls = asyncio.run(main())
     assert (["lost"] in calls) is not disconnects
-
-
-def test_log_line_of_503_has_request_id(index: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(texts: list[str]) -> None:
-        if "poison" in texts:
-            raise RuntimeError("no weights")
-
-    request = search({"query": "poison", "mode": "dense"}, **{"x-request-id": "trace-1"})
-    (answer,) = ask(index, request, embedder=Embedder(fail))
-    assert answer.status_code == 503
-    lines = [record for record in caplog.records if "no weights" in record.getMessage()]
-    assert [record.request_id for record in lines] == ["trace-1"]  # type: ignore[attr-defined]
