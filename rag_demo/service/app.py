@@ -9,11 +9,10 @@ from fastapi import FastAPI, Security
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from rag_demo.service import admin, documents, embed, probes, search
+from rag_demo.service import documents, embed, probes, search
 from rag_demo.service.engine import LoadModel
 from rag_demo.service.guard import Guard
-from rag_demo.service.problems import respond_to_error
-from rag_demo.service.responses import BEARER
+from rag_demo.service.responses import BEARER, respond_to_error
 from rag_demo.service.service import Service
 from rag_demo.service.settings import Settings
 from torch_utils import SafePyTorchCleanup
@@ -59,7 +58,7 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
         exception_handlers=dict.fromkeys((HTTPException, RequestValidationError), respond_to_error),
     )
     app.state.service = None
-    modules = (probes, search, embed, documents, admin)
+    modules = (probes, search, embed, documents)
     for module in modules:
         # The guard checks tokens, before it reads a body; this describes them.
         described = [] if module is probes else [Security(BEARER)]

@@ -16,17 +16,42 @@ from starlette.responses import Response, StreamingResponse
 
 from rag_demo.documents.document import Document
 from rag_demo.retriever import embed
-from rag_demo.service.checks import at_most, checked_documents, writable
+from rag_demo.searching.arguments import check_documents
 from rag_demo.service.engine import shards_of
 from rag_demo.service.jobs import EmbedJob
-from rag_demo.service.problems import Problem
-from rag_demo.service.responses import JSONResponse, respond
+from rag_demo.service.responses import JSONResponse, Problem, at_most, respond
 from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
 from rag_demo.service.service import Service, service_of
 from torch_utils.hosting.lease import run_in_thread
 
 router = APIRouter(prefix="/documents")
 _CHUNK_DOCUMENTS, _CHUNK_BYTES = 256, 1 << 20  # of a stream, for each change
+
+
+def _writable(request: Request) -> Service:
+    """Return the service if clients may change the index.
+
+    Raises:
+        Problem: They may not.
+    """
+    service = service_of(request)
+    if not service.settings.writable:
+        raise Problem(403, "the index is read-only; start the service with --writable")
+    return service
+
+
+def _checked_documents(documents: Sequence[NewDocument]) -> list[Document]:
+    """Return documents for a retriever.
+
+    Raises:
+        Problem: An id occurs twice, or metadata are not JSON.
+    """
+    fields = [(each.text, each.metadata, each.id) for each in documents]
+    try:
+        texts, metadata, ids = check_documents(*map(list, zip(*fields, strict=True)))
+    except (TypeError, ValueError) as error:
+        raise Problem(422, str(error)[:500], param="documents") from None
+    return list(map(Document, ids or (), texts, metadata))
 
 
 async def _add(request: Request | None, service: Service, new: Sequence[NewDocument]) -> None:
@@ -36,7 +61,7 @@ async def _add(request: Request | None, service: Service, new: Sequence[NewDocum
         Problem: The documents are invalid, the queue is too long, or the change failed.
     """
     deadline, loop, hosted = service.deadline(), asyncio.get_running_loop(), service.engine.model
-    documents = checked_documents(new)
+    documents = _checked_documents(new)
 
     def embed_documents(texts: Sequence[str]) -> Any:
         running = service.run(request, EmbedJob(texts, hosted.max_tokens), deadline)
@@ -58,7 +83,7 @@ def _counts(service: Service, **more: Any) -> dict[str, Any]:
 @router.put("")
 async def put(request: Request, body: DocumentsRequest) -> JSONResponse:
     """Add documents and save the index; a document replaces one with the same id."""
-    service = writable(request)
+    service = _writable(request)
     at_most(len(body.documents), service.settings.max_texts, "documents", "documents")
     await _add(request, service, body.documents)
     return respond(request, _counts(service, ids=[each.id for each in body.documents]))
@@ -78,7 +103,7 @@ async def bulk(request: Request) -> Response:
     The response is a line of JSON for each change that is saved, and in the end a line with the
     total or with the error; earlier changes stay.
     """
-    service = writable(request)
+    service = _writable(request)
 
     async def lines() -> AsyncIterator[dict[str, Any]]:
         added = 0
@@ -139,7 +164,7 @@ async def _chunks(request: Request, most: int) -> AsyncIterator[list[NewDocument
 @router.post("/delete")
 async def delete_several(request: Request, body: DeleteRequest) -> JSONResponse:
     """Delete documents by ids or by a filter, and save the index."""
-    service, where = writable(request), body.where
+    service, where = _writable(request), body.where
 
     def change(retriever: Any) -> int:
         found = (shard.store.matching(where) for shard in shards_of(retriever))
@@ -169,7 +194,7 @@ async def get(request: Request, document_id: str) -> Response:
 @router.delete("/{document_id:path}")
 async def delete(request: Request, document_id: str) -> JSONResponse:
     """Delete a document and save the index."""
-    service = writable(request)
+    service = _writable(request)
     deadline = service.deadline()
     deleted = await service.change(lambda retriever: retriever.delete([document_id]), deadline)
     if not deleted:

@@ -9,10 +9,8 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from rag_demo.service.checks import at_most, check_model
 from rag_demo.service.jobs import EmbedJob
-from rag_demo.service.problems import Problem
-from rag_demo.service.responses import JSONResponse, respond
+from rag_demo.service.responses import JSONResponse, Problem, at_most, check_model, respond
 from rag_demo.service.schemas import EmbeddingsRequest, EmbedRequest
 from rag_demo.service.service import service_of
 from rag_demo.vectors import Vectors, normalized

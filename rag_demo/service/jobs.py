@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, SearchOptions
-from rag_demo.service.problems import Problem
+from rag_demo.service.responses import Problem
 
 _BYTES_PER_TOKEN = 3
 _SPECIAL_TOKENS = 2

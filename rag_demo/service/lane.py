@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from itertools import groupby
+from queue import Queue as Calls
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -22,8 +25,7 @@ from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, Hosted
 from rag_demo.service.jobs import Item, Job, compute
 from rag_demo.service.logs import REQUEST_ID
-from rag_demo.service.problems import Problem, overloaded, problem_of
-from rag_demo.service.threads import DaemonThread
+from rag_demo.service.responses import Problem, overloaded, problem_of
 
 log = logging.getLogger("rag_demo.service")
 _BULK_TOKENS = 1024  # of a job; a smaller one goes before bulk
@@ -98,6 +100,41 @@ class Queue:
         self._done = _FORGET * self._done + self.taken
         self._seconds = _FORGET * self._seconds + max(seconds, 1e-6)
         self._measured_at = time.perf_counter()
+
+
+class DaemonThread:
+    """Runs calls one after the other in a daemon thread, until `stop`.
+
+    The interpreter joins the threads of `concurrent.futures` at exit, so a call that hangs would
+    keep the process from ending.
+    """
+
+    def __init__(self, name: str) -> None:
+        # A thread that waits in C, as in SimpleQueue, would make `release` keep tensors.
+        self._calls: Calls[Any] = Calls()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Queue a call and return its future in the running event loop."""
+        future: Future[Any] = Future()
+        self._calls.put((future, function, arguments))
+        return asyncio.wrap_future(future)
+
+    def stop(self) -> None:
+        """End the thread after the calls that are queued now."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, function, arguments = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments))
+                except Exception as error:  # For the caller.
+                    future.set_exception(error)
+                except BaseException as error:  # A panic or SystemExit must not end the loop.
+                    future.set_exception(RuntimeError(f"the call raised {error!r}"))
+            del item, future, function, arguments
 
 
 class Lane:

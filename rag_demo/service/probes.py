@@ -1,7 +1,8 @@
-"""Probes, metrics, information, and the page."""
+"""Probes, metrics, information, administration, and the page."""
 
 from __future__ import annotations
 
+import dataclasses
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ from fastapi import APIRouter, Request, Security
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from rag_demo.service import metrics
-from rag_demo.service.problems import Problem
-from rag_demo.service.responses import BEARER, JSONResponse
+from rag_demo.service.responses import BEARER, JSONResponse, Problem
 from rag_demo.service.service import service_of
 
 _PAGE = Path(__file__).parent / "page"
@@ -80,6 +80,30 @@ async def info(request: Request) -> JSONResponse:
             "version": version("torch-cleanup"),
         }
     )
+
+
+@router.get("/admin/models", dependencies=_TOKEN)
+async def models(request: Request) -> JSONResponse:
+    """List the models and the index with size, state and the time until they are unloaded."""
+    found = []
+    for host in service_of(request).engine.hosts.values():
+        status = dataclasses.asdict(host.status())
+        # The text of an error may name files of the server.
+        status["failed"] = status.pop("last_error") is not None
+        found.append({**status, "isolation": host.isolation})
+    return JSONResponse({"models": found})
+
+
+@router.post("/admin/models/{name:path}/unload", dependencies=_TOKEN)
+async def unload(request: Request, name: str) -> JSONResponse:
+    """Unload a model or the index; the next request loads it again."""
+    return JSONResponse(await service_of(request).unload(name))
+
+
+@router.post("/admin/reload", dependencies=_TOKEN)
+async def reload(request: Request) -> JSONResponse:
+    """Open the index again; the old one answers until the new one is open."""
+    return JSONResponse(await service_of(request).reload())
 
 
 def _serve(path: str, name: str) -> None:

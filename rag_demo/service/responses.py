@@ -1,20 +1,190 @@
-"""JSON responses: written by orjson, limited in size, and counted while they are in memory."""
+"""Responses: JSON, and errors in the formats of RFC 9457, OpenAI, Cohere and TEI.
+
+Errors never contain the text of an unexpected exception, which may name files of the server.
+"""
 
 from __future__ import annotations
 
+import http
 import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
-from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from rag_demo.errors import (
+    IndexFileError,
+    ModelError,
+    ModelMismatchError,
+    PostgresError,
+    UnstorableError,
+)
 from rag_demo.service import metrics
-from rag_demo.service.problems import Problem
 
 BEARER = HTTPBearer(auto_error=False, description="A client's token, or the admin token.")
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+_MAX_CHARS = 300  # of one field of an error
+_MAX_ERRORS = 10
+_UNION = re.compile(
+    r"\[|^(str|constrained-str|RerankDocument|RerankRequest|DocumentsRerankRequest)$"
+)
+_TEI_PATHS = ("/", "/embed", "/rerank", "/info")
+_TEI_STATUSES = {"empty": 400, "unavailable": 424}
+_KINDS = {  # by status, as each API names them
+    "tei": {400: "Empty", 401: "Unauthorized", 424: "Backend", 429: "Overloaded"},
+    "openai": {429: "rate_limit_error"},
+}
+
+
+class Problem(HTTPException):
+    """A request that is refused or cannot be answered.
+
+    Args:
+        status: HTTP status.
+        detail: What is wrong and what to do.
+        code: A short name for programs; "empty" and "unavailable" have other statuses on the
+            routes of text-embeddings-inference.
+        param: The field of the request that is wrong.
+        headers: Headers of the response.
+
+    Attributes:
+        errors: Several errors, each with a JSON pointer into the request.
+    """
+
+    errors: Sequence[Mapping[str, str]] = ()
+
+    def __init__(
+        self, status: int, detail: str, *, code: str = "", param: str = "", headers: Any = None
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.code, self.param = code, param
+
+
+def overloaded(wait_s: float, detail: str, status: int = 429) -> Problem:
+    """Return a refusal with a Retry-After header of ``wait_s`` seconds."""
+    seconds = str(max(1, math.ceil(wait_s)))
+    return Problem(status, detail, code="overloaded", headers={"retry-after": seconds})
+
+
+def public_reason(error: BaseException | None) -> str:
+    """Describe an error without the names of files and databases."""
+    for kind, reason in (
+        (ModelMismatchError, "the index was made with another model"),
+        (IndexFileError, "the index is missing or damaged"),
+        (ModelError, "the model cannot be loaded"),
+        (PostgresError, "the database cannot be reached"),
+    ):
+        if isinstance(error, kind):
+            return reason
+    return "the model or the index cannot be used now"
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return the problem that an error of a model or an index is for a client."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, UnstorableError):
+        return Problem(422, str(error), code="invalid_request")
+    detail = f"{public_reason(error)}; the service's log says why"
+    return Problem(503, detail, code="unavailable", headers={"retry-after": "5"})
+
+
+def problem_response(problem: Problem, path: str, request_id: str) -> Response:
+    """Return the response for a problem, in the format of the path's API."""
+    status, media_type = problem.status_code, "application/json"
+    message = "; ".join(f"{each['pointer']}: {each['detail']}" for each in problem.errors)
+    message = message or problem.detail
+    content: dict[str, Any]
+    if path in _TEI_PATHS:
+        status = _TEI_STATUSES.get(problem.code, status)
+        kind = "Unhealthy" if status >= 500 else "Validation"
+        content = {"error": message, "error_type": _KINDS["tei"].get(status, kind)}
+    elif path.startswith(("/v1/", "/v2/")):
+        status = 400 if status == 422 else status
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = _KINDS["openai"].get(status, kind)
+        error = {"message": message, "type": kind, "param": problem.param or None}
+        error["code"] = problem.code or None
+        content = {"error": error}
+        if path.startswith("/v2/"):  # Cohere
+            content = {"message": message, "id": request_id}
+    else:
+        media_type = "application/problem+json"
+        content = {
+            "type": "about:blank",
+            "title": http.HTTPStatus(status).phrase,
+            "status": status,
+            "detail": problem.detail,
+            "request_id": request_id,
+            "code": problem.code,
+            "errors": problem.errors,
+        }
+        content = {name: value for name, value in content.items() if value}
+    return Response(orjson.dumps(content), status, problem.headers, media_type)
+
+
+async def respond_to_error(request: Request, error: Exception) -> Response:
+    """Return the response for a `Problem`, or for an error of the framework.
+
+    Raises:
+        ClientDisconnect: The client went away while it sent the body.
+    """
+    if isinstance(error.__cause__, ClientDisconnect):
+        raise error.__cause__
+    if isinstance(error, RequestValidationError):
+        problem = _invalid_request(request, error)
+    elif isinstance(error, Problem):
+        problem = error
+    else:
+        assert isinstance(error, HTTPException)
+        problem = Problem(error.status_code, error.detail, headers=error.headers)
+        if error.status_code == 405:  # starlette names the methods of one route.
+            found = [
+                each
+                for each in request.scope["routes"]
+                if each.path_regex.match(request.scope["path"])
+            ]
+            methods = sorted({method for each in found for method in each.methods})
+            problem.headers = {"allow": ", ".join(methods)}
+    return problem_response(problem, request.scope["path"], request.scope["request_id"])
+
+
+def _invalid_request(request: Request, error: RequestValidationError) -> Problem:
+    """Describe errors of pydantic, without what the client sent."""
+    found = error.errors()[:_MAX_ERRORS]
+    if found[0]["type"] == "json_invalid":
+        return Problem(400, "the body is not valid JSON")
+    is_empty = any(each["type"] in ("too_short", "string_too_short") for each in found)
+    is_json = "json" in request.headers.get("content-type", "")
+    hint = "" if is_json else "; send it with content-type: application/json"
+    problem = Problem(
+        422,
+        f"the request is invalid; see errors, and /openapi.json for the fields{hint}",
+        code="empty" if is_empty else "invalid_request",
+        param=str([*found[0]["loc"], ""][1])[:_MAX_CHARS],
+    )
+    problem.errors = [
+        {
+            "pointer": _pointer(each["loc"][1:]),
+            "detail": str(each["msg"]).removeprefix("Value error, ")[:_MAX_CHARS],
+        }
+        for each in found
+    ]
+    return problem
+
+
+def _pointer(path: Sequence[str | int]) -> str:
+    """Return a JSON pointer, without pydantic's names for the members of a union."""
+    parts = [str(part) for part in path if not _UNION.search(str(part))]
+    return "#" + "".join(f"/{part}" for part in parts)[:_MAX_CHARS]
 
 
 class JSONResponse(Response):
@@ -49,3 +219,24 @@ def respond(request: Request, content: Any, *, truncated: int = 0) -> JSONRespon
         raise Problem(413, f"the response has more than {most:,} bytes; request less")
     request.scope["take_bytes"](len(response.body))
     return response
+
+
+def at_most(count: int, most: int, what: str, param: str) -> None:
+    """Check a count against a limit of the settings.
+
+    Raises:
+        Problem: It is larger.
+    """
+    if count > most:
+        raise Problem(413, f"{count:,} {what}; at most {most:,} are allowed", param=param)
+
+
+def check_model(model: str, name: str, model_id: str) -> None:
+    """Check that a request names the model that is served.
+
+    Raises:
+        Problem: It names another model.
+    """
+    if model not in (name, model_id, Path(model_id).name, "default"):
+        detail = f"the model {model[:200]!r} does not exist; available: {name!r}, 'default'"
+        raise Problem(404, detail, param="model", code="model_not_found")

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from rag_demo.searching.arguments import MODES, check_weights
-from rag_demo.service.problems import Problem
+from rag_demo.service.responses import Problem
 from rag_demo.stores.filters import parse_filter
 
 _MAX_FIELDS = 100  # of a request, with unknown fields

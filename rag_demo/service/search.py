@@ -12,11 +12,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rag_demo.retriever import SearchResult
-from rag_demo.service.checks import at_most, check_model
 from rag_demo.service.engine import SearchOptions
 from rag_demo.service.jobs import RerankJob, SearchJob
-from rag_demo.service.problems import Problem
-from rag_demo.service.responses import respond
+from rag_demo.service.responses import Problem, at_most, check_model, respond
 from rag_demo.service.schemas import DocumentsRerankRequest, RerankRequest, SearchRequest
 from rag_demo.service.service import service_of
 

@@ -120,7 +120,6 @@ class Server(uvicorn.Server):
             access_log=False,
             proxy_headers=False,  # Any client can send them.
             server_header=False,
-            limit_concurrency=settings.max_connections,
             timeout_keep_alive=math.ceil(settings.idle_timeout),
             timeout_graceful_shutdown=math.ceil(settings.grace),
         )

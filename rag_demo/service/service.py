@@ -17,7 +17,7 @@ from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, Hosted, LoadModel
 from rag_demo.service.jobs import Job
 from rag_demo.service.lane import Lane
-from rag_demo.service.problems import Problem, overloaded, public_reason
+from rag_demo.service.responses import Problem, overloaded, public_reason
 from rag_demo.service.settings import Settings, Tokens
 from torch_utils import ModelInUseError
 from torch_utils.hosting.lease import run_in_thread

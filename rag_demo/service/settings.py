@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     body_timeout: Seconds = _option(15, "Seconds to send a body.")
     write_timeout: Seconds = _option(30, "Seconds without reading until a client is cut off.")
     idle_timeout: Seconds = _option(75, "Seconds that an idle connection stays open.")
-    max_connections: Count = _option(1000, "Connections; more get 503.")
+    max_connections: Count = _option(1000, "Requests at a time; more get 503.")
     batch_tokens: Count = _option(16_384, "Tokens that are computed together.")
     max_texts: Count = _option(2_048, "Texts in a request.")
     max_queries: Count = _option(256, "Queries in a request.")

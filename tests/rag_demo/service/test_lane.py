@@ -297,3 +297,20 @@ def test_query_of_disconnected_client_is_skipped(index: Path, disconnects: bool)
 
     calls = asyncio.run(main())
     assert (["lost"] in calls) is not disconnects
+
+
+def test_probes_are_answered_while_clients_use_all_requests(index: Path) -> None:
+    async def main() -> list[int]:
+        gate = Gate()
+        async with serving(index, Embedder(gate), max_connections=2) as client:
+            held = [asyncio.create_task(post(client, "first"))]
+            await wait_for_async(gate.entered.is_set)
+            held.append(asyncio.create_task(post(client, "second")))
+            await wait_for_texts(client, "second")
+            statuses = [(await post(client, "third")).status_code]
+            for path in ("/livez", "/readyz"):
+                statuses.append((await client.get(path)).status_code)
+            gate.open.set()
+            return [*statuses, *[each.status_code for each in await asyncio.gather(*held)]]
+
+    assert asyncio.run(main()) == [503, 200, 200, 200, 200]
