@@ -63,7 +63,7 @@ class Guard:
     def __init__(self, app: Any, settings: Settings, routes: Sequence[Any]) -> None:
         self._app, self._settings, self._routes = app, settings, routes
         self._on_loopback = is_loopback(settings.host)
-        self._requests = 0
+        self._requests = 0  # at present, without probes
         self._bytes = 0  # of all bodies and responses that are in memory
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -109,11 +109,11 @@ class Guard:
         request["routes"] = self._routes
         # A response that is streamed must not read the request: starlette looks at the version.
         request["asgi"] = {**scope.get("asgi", {}), "spec_version": "2.4"}
-        self._requests += 1
-        metrics.IN_FLIGHT.set(self._requests)
+        counts = method != "GET" or scope["path"] not in ("/metrics", *_OPEN_PATHS)
+        self._requests += counts
+        metrics.IN_FLIGHT.inc()
         try:
-            is_probe = scope["path"] in ("/metrics", *_OPEN_PATHS)
-            if self._requests > self._settings.max_connections and not is_probe:
+            if self._requests > self._settings.max_connections and counts:
                 raise overloaded(1, "too many requests at a time", status=503)
             await self._admit(request, headers, service.tokens)
             await self._app(request, self._limited(request, receive), send_with_headers)
@@ -128,8 +128,8 @@ class Guard:
             unknown = Problem(500, "the service failed; its log says why")
             await refuse(problem_of(error) if isinstance(error, RagDemoError) else unknown)
         finally:
-            self._requests -= 1
-            metrics.IN_FLIGHT.set(self._requests)
+            self._requests -= counts
+            metrics.IN_FLIGHT.dec()
             self._bytes -= taken
             seconds = time.perf_counter() - started
             route = self._route(request)
