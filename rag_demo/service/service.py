@@ -48,7 +48,7 @@ class Service:
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings, self.tokens = settings, Tokens(settings)
         self.draining = False
-        self.failure: RagDemoError | None = None
+        self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.engine = engine = Engine(settings, load)
         self._changing = asyncio.Lock()
@@ -123,6 +123,7 @@ class Service:
         if self.engine.databases or self.engine.index.state != "loaded":
             try:
                 self.engine.documents, self.engine.version = await run_in_thread(self.engine.look)
+                self._show_version()
             except RagDemoError as error:
                 log.warning("not ready: %s", error)
                 return public_reason(error)
@@ -140,7 +141,8 @@ class Service:
                     log.info("loaded %s", model.host.name)
                     pause_s = _TICK_S
                 except Exception as error:  # After any error the next attempt may succeed.
-                    if isinstance(error, RagDemoError) and not model.has_loaded:
+                    is_lasting = isinstance(error, RagDemoError) and not model.has_loaded
+                    if is_lasting and not isinstance(error, PostgresError):
                         self.failure = error
                         self.on_failure()
                         return

@@ -23,31 +23,6 @@ from support.waiting import wait_for_async
 
 
 @pytest.mark.slow
-def test_hung_call_gets_504_and_fails_probes(index: Path) -> None:
-    """The service stops without waiting for the call."""
-    never = threading.Event()
-
-    def hang(texts: list[str]) -> None:
-        if "hang" in texts:
-            never.wait(600)
-
-    async def main() -> list[int]:
-        async with serving(index, Embedder(hang), timeout=1.5, hang_timeout=2) as client:
-            hung = await client.post("/search", json={"query": "hang", "mode": "dense"})
-
-            async def is_dead() -> bool:
-                return bool((await client.get("/livez")).status_code == 503)
-
-            await wait_for_async(is_dead)
-            return [hung.status_code, (await client.get("/readyz")).status_code]
-
-    try:
-        assert asyncio.run(main()) == [504, 503]
-    finally:
-        never.set()
-
-
-@pytest.mark.slow
 def test_hung_call_in_process_gets_503_and_new_process(index: Path) -> None:
 
     async def main() -> None:

@@ -104,6 +104,7 @@ def test_exit_does_not_wait_for_a_hung_call(index: Path) -> None:
     with service(index, "timeout=3", "hang_timeout=3") as served:
         assert served.search("hang")[0] == 504
         wait_for(lambda: served.ask("/livez")[0] == 503)
+        assert served.ask("/readyz")[0] == 503
         assert served.stop() == 143, served.output()
 
 
@@ -231,7 +232,7 @@ def test_ignored_interrupt_still_stops_the_service(index: Path) -> None:
         (["--token-file", "SHORT"], "SHORT' has 6 characters; use at least 16"),
         (["--token-file", "TOKEN", "--token-file", "SHORT"], "SHORT' has 6 characters"),
         (["--token-file", "ABSENT"], "ABSENT' cannot be read: No such file"),
-        *((["--drain", value], "--drain") for value in ("nan", "inf", "-1", "1e999", "1,5", "")),
+        *((["--drain", value], "--drain") for value in ("nan", "-1", "1,5")),
     ],
 )
 def test_invalid_options_are_refused_before_loading(
