@@ -224,14 +224,6 @@ class Lane:
         async with self._turn:
             return await self._thread.call(function)
 
-    async def load(self) -> None:
-        """Load the model between two batches, even if the last load has failed.
-
-        Raises:
-            Exception: The load failed.
-        """
-        await self.call(self._load)
-
     def stop_loading(self) -> None:
         """Refuse what needs a load from now on: it may take longer than a stop."""
         self._is_stopping = True
@@ -306,7 +298,12 @@ class Lane:
         finally:
             self._phase = None
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Load the model, even if the last load has failed. Runs in the thread, by `call`.
+
+        Raises:
+            Exception: The load failed.
+        """
         if self._model is not None:
             if self._is_stopping and self._model.host.state != "loaded":
                 raise _stopping()
@@ -321,7 +318,7 @@ class Lane:
         try:
             if self._model is not None and self._model.error is not None:
                 raise self._model.error  # Only `load` tries again.
-            self._load()
+            self.load()
         except BaseException as error:  # After any error the next attempt may succeed.
             return [_failed(error, items[0][0])] * len(items), 0.0
         started = time.perf_counter()

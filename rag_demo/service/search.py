@@ -81,12 +81,9 @@ async def _scores(
     at_most(len(texts), service.settings.max_texts, "texts", "texts")
     job = RerankJob(texts, reranker.max_tokens, truncate, query=query)
     rows = await service.run(request, job, deadline)
-    scores = [score if raw else _sigmoid(score) for score, _ in rows]
+    # tanh is exact where exp would overflow.
+    scores = [score if raw else (1 + math.tanh(score / 2)) / 2 for score, _ in rows]
     return scores, sum(count for _, count in rows), job.truncated
-
-
-def _sigmoid(logit: float) -> float:
-    return 1 / (1 + math.exp(-logit)) if logit > 0 else math.exp(logit) / (1 + math.exp(logit))
 
 
 def _order(scores: Sequence[float]) -> list[int]:

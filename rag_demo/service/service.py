@@ -137,7 +137,7 @@ class Service:
                 try:
                     if lane.name == "model":
                         await lane.call(self.engine.index.load)
-                    await lane.load()
+                    await lane.call(lane.load)
                     log.info("loaded %s", model.host.name)
                     pause_s = _TICK_S
                 except Exception as error:  # After any error the next attempt may succeed.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
 import click
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rag_demo.errors import RagDemoError
@@ -18,12 +18,31 @@ from torch_utils import ModelHost
 
 __all__ = ["Settings", "Tokens", "is_loopback"]
 
+
+def _as_place(place: Any) -> Any:
+    """Return a path or the address of a database."""
+    if not str(place).startswith(("postgresql://", "postgres://")):
+        return Path(place)
+    from rag_demo.stores.postgres import PostgresUrl
+
+    return PostgresUrl.parse(place)
+
+
+def _as_places(places: Any) -> tuple[Any, ...]:
+    return tuple(map(_as_place, places))
+
+
+def _duration(value: float | str) -> float | str:
+    ModelHost(dict, keep_alive=value).close()
+    return value
+
+
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Several = Annotated[tuple[str, ...], NoDecode]
-Places = Annotated[Any, NoDecode]  # one or several; a tuple after validation
-KeepAlive = Annotated[float | str, Field(union_mode="left_to_right")]
+Places = Annotated[Any, NoDecode, AfterValidator(_as_places)]  # One, several, or a tuple.
+KeepAlive = Annotated[float | str, Field(union_mode="left_to_right"), AfterValidator(_duration)]
 Isolation = Literal["thread", "process"]
 Timeout = Annotated[float, Field(gt=0, le=86_400)]
 Files = Annotated[tuple[Path, ...], NoDecode]
@@ -104,17 +123,6 @@ class Settings(BaseSettings):
         parts = parts if isinstance(parts, (list, tuple)) else [parts]
         return tuple(each.strip() if isinstance(each, str) else each for each in parts)
 
-    @field_validator("index")
-    @classmethod
-    def _are_places(cls, places: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(map(_as_place, places))
-
-    @field_validator("keep_alive")
-    @classmethod
-    def _is_duration(cls, value: float | str) -> float | str:
-        ModelHost(dict, keep_alive=value).close()
-        return value
-
     @classmethod
     def read(cls, **options: Any) -> Settings:
         """Return settings made of options and of the environment.
@@ -131,14 +139,6 @@ class Settings(BaseSettings):
                 raise RagDemoError(f"Missing option '{name[:-2]}'") from None
             message = found["msg"].removeprefix("Value error, ")
             raise RagDemoError(f"{name}{message}") from None
-
-
-def _as_place(place: Any) -> Any:
-    if not str(place).startswith(("postgresql://", "postgres://")):
-        return Path(place)
-    from rag_demo.stores.postgres import PostgresUrl
-
-    return PostgresUrl.parse(place)
 
 
 def option_name(field: str) -> str:
