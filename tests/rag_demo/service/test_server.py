@@ -22,7 +22,7 @@ import pytest
 from support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT
 from support.rag_command import fail, rag_demo
 from support.service_program import Service, run_service, service
-from support.serving import Embedder, make_index
+from support.serving import listening, make_index
 from support.waiting import wait_for
 
 GRACE_S = 25  # docs/service.md
@@ -75,24 +75,20 @@ def test_sigterm_answers_accepted_requests(tmp_path: Path) -> None:
 
 def test_requests_that_arrive_before_the_listener_closes_are_answered(index: Path) -> None:
     """Also if the loop had no turn between their arrival and the end."""
-    from rag_demo.service.app import create_app
-    from rag_demo.service.server import Server, bind
-    from rag_demo.service.settings import Settings
-
     clients: list[socket.socket] = []
+    with listening(index) as (server, listener):
+        tick = server.on_tick
 
-    class Busy(Server):
-        async def on_tick(self, counter: int) -> bool:
-            self._begin_to_stop()
+        async def busy(counter: int) -> bool:
+            server.should_exit = True
             for _ in range(20):
                 client = socket.create_connection(listener.getsockname(), TIMEOUT_S)
                 client.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 clients.append(client)
-            return await super().on_tick(counter)
+            return bool(await tick(counter))
 
-    settings = Settings.read(index=index, retriever="faiss", port=0)
-    with bind(settings) as listener:
-        asyncio.run(Busy(create_app(settings, load_model=Embedder), settings).serve([listener]))
+        server.on_tick = busy
+        asyncio.run(server.serve([listener]))
     assert len(clients) == 20
     for client in clients:
         with client:
