@@ -30,8 +30,3 @@ INDEX_VERSION = client.Gauge("rag_demo_index_version", "The version in use.", ["
 
 POOL_FIGURES = ("pool_size", "pool_available", "requests_waiting", "requests_errors")
 POOL = client.Gauge("rag_demo_pool", "The connections to PostgreSQL; 0 without one.", ["figure"])
-
-
-def exposition() -> tuple[str, bytes]:
-    """Return the media type and the text of the metrics of this process."""
-    return client.CONTENT_TYPE_LATEST, client.generate_latest(client.REGISTRY)

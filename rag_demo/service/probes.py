@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Security
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
-from rag_demo.service import metrics
 from rag_demo.service.responses import BEARER, JSONResponse, Problem
 from rag_demo.service.service import service_of
 
@@ -51,8 +51,7 @@ async def readyz(request: Request) -> JSONResponse:
 @router.get("/metrics", response_class=PlainTextResponse, dependencies=_TOKEN)
 async def exposition() -> Response:
     """Return all metrics for Prometheus."""
-    media_type, text = metrics.exposition()
-    return Response(text, media_type=media_type)
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/info", dependencies=_TOKEN)
