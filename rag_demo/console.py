@@ -8,17 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rag_demo.printable import on_one_line
 from rag_demo.searching.results import SearchResult
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from rag_demo.evaluate import Score
     from rag_demo.memory_comparison import MemoryRelease
 
@@ -26,55 +23,38 @@ _TABLE_CHARS = 300  # of a result's text in a table
 
 
 @contextlib.contextmanager
-def progress(
-    label: str, total: int | None, show: str, *, transient: bool = False
-) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar, and yield the function that advances it.
-
-    Args:
-        label: What is being done.
-        total: How much there is to do, or None if that is unknown.
-        show: "auto" shows it on stderr if that is a terminal. "none" shows nothing.
-        transient: Whether to remove the bar at the end.
-    """
+def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on stderr if that is a terminal; yield the function that advances it."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TextColumn
 
     console = Console(stderr=True)
-    is_hidden = show == "none" or not console.is_terminal
-    with Progress(console=console, transient=transient, disable=is_hidden) as bar:
-        task = bar.add_task(_as_markup(label), total=total)
+    columns = (*Progress.get_default_columns(), TextColumn("{task.completed} done"))
+    is_hidden = not console.is_terminal
+    with Progress(*columns[: 4 + (total is None)], console=console, disable=is_hidden) as bar:
+        task = bar.add_task(label, total=total)
         yield lambda count: bar.advance(task, count)
 
 
-def _as_markup(text: object) -> str:
-    from rich.markup import escape
-
-    return escape(on_one_line(text))
-
-
 class Printer:
-    """Prints results on stdout.
+    """Prints results on stdout: as a table, lines with tabs, or lines of JSON.
+
+    A plain line has rank, score, place and text.
 
     Args:
-        layout: "table"; "plain" (a line for each result: rank, score, place and text, separated
-            by tabs); "json" (a line for each query); or "auto": a table on a terminal, else
-            plain.
+        as_json: Whether to print JSON.
+        as_table: Whether to print a table; by default on a terminal.
         rank_scores: Whether scores are sums of reciprocal ranks, which are small.
     """
 
-    def __init__(self, layout: str, *, rank_scores: bool) -> None:
-        if layout == "auto":
-            layout = "table" if sys.stdout.isatty() else "plain"
-        self._layout = layout
-        self._digits = 4 if rank_scores else 3
+    def __init__(
+        self, *, as_json: bool = False, as_table: bool | None = None, rank_scores: bool
+    ) -> None:
+        self._as_json, self._digits = as_json, 4 if rank_scores else 3
+        self._as_table = sys.stdout.isatty() if as_table is None else as_table
 
     def show(
-        self,
-        query: str,
-        results: Sequence[SearchResult],
-        *,
-        with_query: bool = False,
+        self, query: str, results: Sequence[SearchResult], *, with_query: bool = False
     ) -> None:
         """Print the results of a query.
 
@@ -83,53 +63,32 @@ class Printer:
             results: The results.
             with_query: Whether plain lines begin with the query.
         """
-        if self._layout == "json":
-            self._json(query, results)
-        elif not results:
-            message = f"nothing was found for: {on_one_line(query)}\n"
-            if self._layout == "table":
-                sys.stdout.write(message)
-            else:
-                sys.stdout.write(f"# {on_one_line(query)}\n" * with_query)
-                sys.stderr.write(f"rag-demo: {message}")
-        elif self._layout == "table":
-            self._table(query, results)
+        title = on_one_line(query)
+        if self._as_json:
+            records = [{**result._asdict(), "place": _place(result)} for result in results]
+            sys.stdout.write(json.dumps({"question": query, "results": records}) + "\n")
+            sys.stdout.flush()
+            return
+        if with_query and not self._as_table:
+            sys.stdout.write(f"# {title}\n")
+        rows = [
+            (str(each.rank), f"{each.score:.{self._digits}f}",
+             on_one_line(each.text[slice(*(each.passage or (None,)))]), on_one_line(_place(each)))
+            for each in results
+        ]  # fmt: skip
+        if not rows:
+            sys.stderr.write(f"rag-demo: nothing was found for: {title}\n")
+        elif self._as_table:
+            short = [(n, score, _shortened(text), place) for n, score, text, place in rows]
+            _print_table(title, ("#", "score", "text", "source"), short, wide=True)
         else:
-            self._plain(query, results, with_query)
+            for number, score, text, place in rows:
+                sys.stdout.write(f"{number}\t{score}\t{place}\t{text}\n")
         sys.stdout.flush()
 
-    def _json(self, query: str, results: Sequence[SearchResult]) -> None:
-        records = [{**result._asdict(), "place": _place(result)} for result in results]
-        sys.stdout.write(json.dumps({"question": query, "results": records}) + "\n")
 
-    def _plain(self, query: str, results: Sequence[SearchResult], with_query: bool) -> None:
-        sys.stdout.write(f"# {on_one_line(query)}\n" * with_query)
-        for result in results:
-            text = on_one_line(_text(result))
-            place = on_one_line(_place(result))
-            score = f"{result.score:.{self._digits}f}"
-            sys.stdout.write(f"{result.rank}\t{score}\t{place}\t{text}\n")
-
-    def _table(self, query: str, results: Sequence[SearchResult]) -> None:
-        from rich.table import Table
-        from rich.text import Text
-
-        title = Text(on_one_line(query), style="bold")
-        table = Table(title=title, title_justify="left", expand=True)
-        table.add_column("#", justify="right", no_wrap=True)
-        table.add_column("score", justify="right", no_wrap=True)
-        table.add_column("text", ratio=3)
-        table.add_column("source", ratio=2, overflow="fold")
-        for result in results:
-            text = on_one_line(_text(result))
-            short = text if len(text) <= _TABLE_CHARS else f"{text[: _TABLE_CHARS - 3]}..."
-            table.add_row(
-                str(result.rank),
-                f"{result.score:.{self._digits}f}",
-                Text(short),
-                Text(on_one_line(_place(result))),
-            )
-        _console().print(table)
+def _shortened(text: str) -> str:
+    return text if len(text) <= _TABLE_CHARS else f"{text[: _TABLE_CHARS - 3]}..."
 
 
 def _place(result: SearchResult) -> str:
@@ -146,25 +105,25 @@ def _place(result: SearchResult) -> str:
     return f"{place} #{metadata['anchor']}" if "anchor" in metadata else place
 
 
-def _text(result: SearchResult) -> str:
-    start, stop = result.passage or (0, len(result.text))
-    return result.text[start:stop]
-
-
-def _console() -> Console:
-    """Return the console for tables. A pipe gets lines of a fixed width."""
+def _print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, wide: bool = False
+) -> None:
+    """Print a table; its last two columns may wrap if it is ``wide``."""
     from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 120)
-
-
-def _small_table(title: str, columns: Sequence[str]) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title, style="bold"), title_justify="left", expand=wide)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    return table
+        wraps = wide and number > 1
+        right = not wraps and (wide or number > 0)
+        table.add_column(
+            column, justify="right" if right else "left", no_wrap=not wraps,
+            overflow="fold", ratio=5 - number if wraps else None,
+        )  # fmt: skip
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def print_releases(releases: Sequence[MemoryRelease]) -> None:
@@ -172,25 +131,20 @@ def print_releases(releases: Sequence[MemoryRelease]) -> None:
     from torch_utils.report import format_bytes
 
     weights = format_bytes(releases[0].weights_bytes)
-    table = _small_table(
-        f"[bold]all-MiniLM-L6-v2, {weights} of weights, after embedding[/bold]",
+    _print_table(
+        f"all-MiniLM-L6-v2, {weights} of weights, after embedding",
         ("method", "memory taken", "given back", "share", "still held", "time"),
-    )
-    for each in releases:
-        table.add_row(
-            each.method,
-            format_bytes(each.taken_bytes),
-            format_bytes(each.returned_bytes),
-            f"{each.returned_bytes / each.taken_bytes:.0%}",
-            format_bytes(each.taken_bytes - each.returned_bytes),
-            f"{each.seconds * 1e3:.1f} ms",
-        )
-    _console().print(table)
+        [
+            (each.method, format_bytes(each.taken_bytes), format_bytes(each.returned_bytes),
+             f"{each.returned_bytes / each.taken_bytes:.0%}",
+             format_bytes(each.taken_bytes - each.returned_bytes), f"{each.seconds * 1e3:.1f} ms")
+            for each in releases
+        ],
+    )  # fmt: skip
 
 
 def print_scores(title: str, scores: Mapping[str, Score]) -> None:
     """Print a table of metrics with their intervals."""
-    table = _small_table(_as_markup(title), ("metric", "mean", "95% interval"))
-    for metric, score in scores.items():
-        table.add_row(metric, f"{score.mean:.4f}", f"{score.low:.4f} to {score.high:.4f}")
-    _console().print(table)
+    rows = [(metric, f"{score.mean:.4f}", f"{score.low:.4f} to {score.high:.4f}")
+            for metric, score in scores.items()]  # fmt: skip
+    _print_table(on_one_line(title), ("metric", "mean", "95% interval"), rows)

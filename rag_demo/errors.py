@@ -65,6 +65,10 @@ class UnstorableError(RagDemoError, ValueError):
     """A database cannot keep a text."""
 
 
+class UnknownLanguageError(RagDemoError, ValueError):
+    """There are no stems for a language."""
+
+
 class ModelError(RagDemoError):
     """An embedding model or a reranker cannot be loaded."""
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
-from rag_demo.errors import RagDemoError
 from torch_utils import SafePyTorchCleanup, measuring, memory_snapshot, release
 
 DEL, DEL_AND_COLLECT, SCOPE = "del model", "del model; gc.collect()", "with SafePyTorchCleanup()"
@@ -81,32 +79,10 @@ def _used_model(path: str) -> Any:
 
 
 def compare_releases(on_progress: Callable[[int], object]) -> list[MemoryRelease]:
-    """Run each of `METHODS` in a process of its own.
-
-    Args:
-        on_progress: Called with 1 after each process.
-
-    Raises:
-        RagDemoError: A process failed.
-    """
+    """Run each of `METHODS` in a process of its own; call ``on_progress`` with 1 after each."""
     found = []
     for method in METHODS:
-        program = "from rag_demo.memory_comparison import main; main()"
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", program, method],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-            raise RagDemoError(f"releasing a model by {method!r} failed: {lines[-1]}") from None
-        found.append(MemoryRelease(*json.loads(done.stdout)))
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            found.append(process.submit(measure_release, method).result())
         on_progress(1)
     return found
-
-
-def main() -> None:
-    """Measure the method that is the program's argument, and print the result as JSON."""
-    sys.stdout.write(json.dumps(measure_release(sys.argv[1])))

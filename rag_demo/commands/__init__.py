@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import click
 
 from rag_demo.commands.demo import demo
 from rag_demo.commands.evaluate import evaluate
 from rag_demo.commands.indexing import add, index
 from rag_demo.commands.maintenance import delete, get, info, list_texts, verify
+from rag_demo.commands.options import warn
 from rag_demo.commands.search import search
 from rag_demo.commands.snapshot import snapshot
 from rag_demo.errors import RagDemoError
@@ -20,12 +23,18 @@ def cli() -> None:
     """Index texts and search them."""
 
 
-_COMMANDS = (
+for _command in (
     *(index, add, delete, search, get, list_texts, serve),
     *(info, verify, snapshot, evaluate, demo),
-)
-for _command in _COMMANDS:
+):
     cli.add_command(_command)
+
+
+class _WarningHandler(logging.Handler):
+    """Prints the library's warnings, such as a cache that cannot be used."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage())
 
 
 def run(arguments: list[str]) -> int:
@@ -34,10 +43,14 @@ def run(arguments: list[str]) -> int:
     Raises:
         RagDemoError: The command failed, or click refused the arguments.
     """
+    logger, handler = logging.getLogger("rag_demo"), _WarningHandler(logging.WARNING)
+    logger.addHandler(handler)
     try:
         code = cli.main(arguments or ["--help"], prog_name="rag-demo", standalone_mode=False)
     except click.ClickException as error:
         raise RagDemoError(error.format_message()) from None
     except click.Abort:
         return 130
+    finally:
+        logger.removeHandler(handler)
     return code if isinstance(code, int) else 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rag_demo.commands.options import progress_option, say
+from rag_demo.commands.options import say, top_k_option
 from rag_demo.errors import RagDemoError
 
 QUESTIONS = (
@@ -17,15 +17,8 @@ QUESTIONS = (
 
 
 @click.command()
-@click.option(
-    "--top-k",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="Results for each question.",
-)
-@progress_option
-def demo(top_k: int, show: str) -> None:
+@top_k_option
+def demo(top_k: int) -> None:
     """Compare ways to release a model, then search the documentation of this project."""
     from rag_demo.console import Printer, print_releases, progress
     from rag_demo.documents.sources import Reading, Skipped, read_source
@@ -39,23 +32,19 @@ def demo(top_k: int, show: str) -> None:
     if not folder.is_dir():
         raise RagDemoError("the demo reads the folder docs; run it in a clone of torch-cleanup")
     say("releasing the same model by three methods, each in a process of its own ...")
-    with progress("releasing", len(METHODS), show) as advance:
+    with progress("releasing", len(METHODS)) as advance:
         releases = compare_releases(advance)
     print_releases(releases)
     say("")
     documents = list(read_source(str(folder), Skipped(), Reading(include=("*.md",))))
     say(f"indexing {len(documents)} passages of the documentation ...")
-    printer = Printer("table", rank_scores=False)
+    printer = Printer(as_table=True, rank_scores=False)
     with SafePyTorchCleanup() as scope:
         embedder = scope.manage(EmbeddingModel())
         retriever = scope.manage(PyTorchGPURetriever(embedder))
-        with progress("embedding", len(documents), show) as advance:
-            retriever.add(
-                [document.text for document in documents],
-                [document.metadata for document in documents],
-                [document.id for document in documents],
-                on_progress=advance,
-            )
+        with progress("embedding", len(documents)) as advance:
+            ids, texts, metadata, _ = zip(*documents, strict=True)
+            retriever.add(texts, metadata, ids, on_progress=advance)
         for question in QUESTIONS:
             printer.show(question, retriever.search(question, top_k=top_k))
     report = scope.report

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import click
 
 from rag_demo.commands.options import (
-    Embedding,
+    as_place,
     dtype_option,
     embedding_options,
+    load_manifest,
     mode_option,
     model_option,
+    open_indexes,
+    open_model,
     open_retriever,
-    progress_option,
 )
 
 
 @click.command()
 @click.argument("folder", metavar="PATH", type=click.Path(path_type=Path))
+@click.option(
+    "--index",
+    "places",
+    multiple=True,
+    metavar="DIR",
+    callback=as_place,
+    help="Judge this index instead of the documents in PATH; several are searched as one.",
+)
 @mode_option
 @dtype_option
 @click.option(
@@ -29,16 +41,15 @@ from rag_demo.commands.options import (
 )
 @model_option
 @embedding_options
-@progress_option
 def evaluate(
     folder: Path,
+    places: tuple[Any, ...],
     mode: str,
     dtype: str,
     passages: bool,
     split: str,
     model: str | None,
-    embedding: Embedding,
-    show: str,
+    **embedding: Any,
 ) -> None:
     """Measure retrieval quality on the judged collection in PATH.
 
@@ -46,19 +57,23 @@ def evaluate(
     """
     from rag_demo.console import print_scores, progress
     from rag_demo.evaluate import NoEmbeddings, evaluate, read_beir, searching
-    from torch_utils import SafePyTorchCleanup
 
-    collection = read_beir(folder, split)
-    with SafePyTorchCleanup() as scope:
-        embedder = NoEmbeddings() if mode == "bm25" else scope.manage(embedding.open(model, dtype))
-        retriever = scope.manage(open_retriever("torch", embedder, embedding.device))
-        with progress("embedding", len(collection.documents), show) as advance:
-            retriever.add(
-                [document.text for document in collection.documents],
-                [document.metadata for document in collection.documents],
-                [document.id for document in collection.documents],
-                passages=passages and mode != "bm25",
-                on_progress=advance,
-            )
+    collection, device = read_beir(folder, split), embedding["device"]
+    with contextlib.ExitStack() as stack:
+        made_by: Any = load_manifest(places[0]).model if places else None
+        if made_by is not None:
+            model, dtype = model or made_by.name, made_by.dtype
+        embedder: Any = NoEmbeddings(made_by)
+        if mode != "bm25":
+            embedder = stack.enter_context(open_model(model, dtype, **embedding))
+        if places:
+            retriever = open_indexes(places, "torch", embedder, device, stack)
+        else:
+            retriever = stack.enter_context(open_retriever("torch", embedder, device))
+            with progress("embedding", len(collection.documents)) as advance:
+                _, texts, metadata, _ = zip(*collection.documents, strict=True)
+                ids = [document.id for document in collection.documents]
+                passages = passages and mode != "bm25"
+                retriever.add(texts, metadata, ids, passages=passages, on_progress=advance)
         scores = evaluate(collection, searching(retriever, mode))
     print_scores(f"{folder.name}, {mode}, {len(collection.queries)} questions", scores)

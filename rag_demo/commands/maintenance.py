@@ -11,6 +11,7 @@ import click
 
 from rag_demo.commands.options import (
     folder_argument,
+    json_option,
     load_manifest,
     open_database,
     open_saved,
@@ -28,7 +29,7 @@ _LISTED_CHARS = 100
 
 @click.command()
 @folder_argument
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+@json_option
 def info(folder: Path, as_json: bool) -> None:
     """Show the model, the source, the size and the metadata keys of the index in DIR."""
     from torch_utils.report import format_bytes
@@ -85,14 +86,14 @@ def get(folder: Path, ids: tuple[str, ...]) -> None:
 @folder_argument
 @where_option("List the texts that match, such as source=old.md; see rag-demo search --help.")
 @click.option("--limit", type=click.IntRange(1), help="List so many texts at most.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON lines, with texts and metadata.")
+@json_option
 def list_texts(folder: Path, conditions: tuple[str, ...], limit: int | None, as_json: bool) -> None:
     """List the texts of the index in DIR: each ID with the beginning of its text."""
     where = parse_conditions(conditions)
     with contextlib.closing(open_saved(folder)) as saved:
         numbers = saved.matching(where)[:limit]
         if where is not None and not numbers:
-            explain(where, folder)
+            explain(where, [folder])
         for start in range(0, len(numbers), _LISTED_AT_ONCE):
             for document in saved.at(numbers[start : start + _LISTED_AT_ONCE]):
                 text = on_one_line(document.text)[:_LISTED_CHARS]

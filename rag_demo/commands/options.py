@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +15,6 @@ from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.ray_embedder import RayEmbedder
     from rag_demo.stores.index_format import Manifest
 
 
@@ -30,6 +26,29 @@ def _check_device(context: click.Context, option: click.Parameter, device: str |
     )
 
 
+def as_place(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Parse the place of an index: the path of a folder, or the URL of a database."""
+    if value is None or not isinstance(value, str):
+        return value and tuple(as_place(context, option, each) for each in value)
+    if not value.startswith(("postgresql://", "postgres://")):
+        return Path(value)
+    from rag_demo.stores.postgres import PostgresUrl
+
+    return PostgresUrl.parse(value)
+
+
+def options(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a decorator that adds options, which are shown in this order."""
+
+    def add(command: Any) -> Any:
+        for each in reversed(several):
+            command = each(command)
+        return command
+
+    return add
+
+
+folder_argument = click.argument("folder", metavar="DIR", callback=as_place)
 model_option = click.option(
     "--model", help="A sentence-transformers model: folder or name. [default: packaged MiniLM]"
 )
@@ -48,14 +67,6 @@ dtype_option = click.option(
     show_default=True,
     help="Dtype of the model; bfloat16 is faster on processors that support it.",
 )
-progress_option = click.option(
-    "--progress",
-    "show",
-    type=click.Choice(["auto", "none"]),
-    default="auto",
-    show_default=True,
-    help="auto: on stderr if it is a terminal.",
-)
 retriever_option = click.option(
     "--retriever",
     type=click.Choice(["torch", "faiss"]),
@@ -70,88 +81,26 @@ mode_option = click.option(
     show_default=True,
     help="Search vectors (dense), full text (bm25), or both.",
 )
+top_k_option = click.option(
+    "--top-k", type=click.IntRange(1), default=5, show_default=True, help="Results of a question."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+embedding_options = options(
+    device_option,
+    click.option("--batch-size", type=click.IntRange(1), help="Texts embedded at once."),
+    click.option("--cache/--no-cache", default=True, help="Store embeddings on disk, or do not."),
+)
 
 
-def as_place(context: click.Context, option: click.Parameter, value: str) -> Any:
-    """Parse the place of an index: the path of a folder, or the URL of a database."""
-    if not value.startswith(("postgresql://", "postgres://")):
-        return Path(value)
-    from rag_demo.stores.postgres import PostgresUrl
+def open_model(
+    model: str | None, dtype: str | None, *, device: str | None, batch_size: int | None, cache: bool
+) -> EmbeddingModel:
+    """Create the model, which the caller must close. It is loaded on first use."""
+    from rag_demo.embedding_model import EmbeddingModel
+    from rag_demo.encoding.embedding_cache import default_cache_path
 
-    return PostgresUrl.parse(value)
-
-
-folder_argument = click.argument("folder", metavar="DIR", callback=as_place)
-
-
-class Embedding(NamedTuple):
-    """The values of `embedding_options`."""
-
-    device: str | None
-    batch_size: int | None
-    cache: bool
-
-    def open_on_ray(self, model: str | None, dtype: str | None, **where: Any) -> RayEmbedder:
-        """Create a model in actors of Ray, which start at the first text."""
-        from rag_demo.ray_embedder import RayEmbedder
-
-        return RayEmbedder(
-            **where, model_name_or_path=model, dtype=dtype, batch_size=self.batch_size
-        )
-
-    def open(self, model: str | None, dtype: str | None) -> EmbeddingModel:
-        """Create the model, which the caller must close. It is loaded on first use."""
-        from rag_demo.embedding_model import EmbeddingModel
-        from rag_demo.encoding.embedding_cache import default_cache_path
-
-        return EmbeddingModel(
-            model,
-            dtype=dtype,
-            device=self.device,
-            batch_size=self.batch_size,
-            cache=default_cache_path() if self.cache else None,
-        )
-
-
-def ray_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of embedding on Ray to a command."""
-    for option in (
-        click.option(
-            "--actors", type=click.IntRange(1), help="Actors of Ray. [default: one per CPU]"
-        ),
-        click.option("--address", help="Address of a Ray cluster. [default: start Ray here]"),
-        click.option(
-            "--on", type=click.Choice(["local", "ray"]), default="local", help="Where to embed."
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of embedding to a command, which gets them as ``embedding``."""
-
-    @wraps(command)
-    def with_embedding(*args: Any, **options: Any) -> Any:
-        values = {name: options.pop(name) for name in Embedding._fields}
-        with _warnings_printed():
-            return command(*args, embedding=Embedding(**values), **options)
-
-    options = (
-        device_option,
-        click.option(
-            "--batch-size",
-            type=click.IntRange(min=1),
-            help="Number of texts embedded at once. [default: 32]",
-        ),
-        click.option(
-            "--cache/--no-cache", default=True, help="Store embeddings on disk. [default: yes]"
-        ),
-    )
-    with_options: Callable[..., Any] = with_embedding
-    for option in reversed(options):
-        with_options = option(with_options)
-    return with_options
+    path = default_cache_path() if cache else None
+    return EmbeddingModel(model, dtype=dtype, device=device, batch_size=batch_size, cache=path)
 
 
 def say(text: object) -> None:
@@ -164,22 +113,6 @@ def warn(text: object) -> None:
     click.echo(f"rag-demo: {on_one_line(text)}", err=True)
 
 
-class _WarningHandler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        warn(record.getMessage())
-
-
-@contextlib.contextmanager
-def _warnings_printed() -> Iterator[None]:
-    """Print the library's log warnings, such as a cache that cannot be used."""
-    logger, handler = logging.getLogger("rag_demo"), _WarningHandler(logging.WARNING)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-
-
 def open_database(url: Any, **options: Any) -> Any:
     """Open the store of an index in a database, which the caller must close."""
     from rag_demo.stores.postgres import PostgresStore
@@ -187,14 +120,14 @@ def open_database(url: Any, **options: Any) -> Any:
     return PostgresStore(url, **{"create": False, **options})
 
 
-def open_saved(folder: Path) -> Any:
+def open_saved(folder: Any) -> Any:
     """Open an index to read its documents; the caller must close it."""
     from rag_demo.stores.saved_index import SavedIndex
 
     return SavedIndex(folder) if isinstance(folder, Path) else open_database(folder)
 
 
-def load_manifest(folder: Path) -> Manifest:
+def load_manifest(folder: Any) -> Manifest:
     """Read the manifest of an index, before a model is loaded in vain.
 
     Raises:
@@ -231,16 +164,28 @@ def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
     return PyTorchGPURetriever(embedder, device=device)
 
 
-def open_index(folder: Path, kind: str, embedder: Any, device: str | None = None) -> Any:
+def open_index(place: Any, kind: str, embedder: Any, device: str | None = None) -> Any:
     """Open an index in a folder, or in a database, which has its own kind of retriever."""
-    if not isinstance(folder, Path):
+    if not isinstance(place, Path):
         from rag_demo.pgvector_retriever import PgVectorRetriever
 
-        return PgVectorRetriever(embedder, folder.conninfo, folder.table)
+        return PgVectorRetriever(embedder, place.conninfo, place.table)
     retriever = open_retriever(kind, embedder, device)
     try:
-        retriever.load(folder)
+        retriever.load(place)
     except BaseException:  # After an interrupt too, nothing else would close it.
         retriever.close()
         raise
     return retriever
+
+
+def open_indexes(
+    places: Sequence[Any], kind: str, embedder: Any, device: str | None, stack: Any
+) -> Any:
+    """Open one or several indexes as one retriever, which an `ExitStack` closes."""
+    opened = [stack.enter_context(open_index(each, kind, embedder, device)) for each in places]
+    if len(opened) == 1:
+        return opened[0]
+    from rag_demo.sharded_retriever import ShardedRetriever
+
+    return stack.enter_context(ShardedRetriever(opened))

@@ -1,4 +1,4 @@
-"""``rag-demo search``: queries from the command line, a pipe or a prompt."""
+"""``rag-demo search``: queries from the command line or standard input."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from rag_demo.commands.options import (
+    as_place,
     device_option,
     folder_argument,
     load_manifest,
     made_by_option,
     mode_option,
-    open_index,
+    open_indexes,
     retriever_option,
+    top_k_option,
     warn,
 )
 from rag_demo.commands.where_option import explain, parse_conditions, where_option
@@ -31,12 +32,9 @@ _BATCH = 256  # queries from a pipe that are searched together
 @folder_argument
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
 @click.option(
-    "--top-k",
-    type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="Results for each question.",
+    "--also", multiple=True, metavar="DIR", callback=as_place, help="Search another index too."
 )
+@top_k_option
 @where_option(
     "Search only documents whose metadata match: lang=en, 'year>=2020', tags~news (a list has "
     "news, or a text contains it). Several conditions must all hold."
@@ -56,23 +54,15 @@ _BATCH = 256  # queries from a pipe that are searched together
     metavar="DENSE WORDS",
     help="How much both rankings count in --mode hybrid.",
 )
-@click.option(
-    "--format",
-    "layout",
-    type=click.Choice(["auto", "table", "plain", "json"]),
-    default="auto",
-    show_default=True,
-    help="auto: a table on a terminal, else plain. plain: one line with tabs for each result. "
-    "json: one line for each question.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each question.")
 @made_by_option
 @device_option
 @click.pass_context
 def search(
     ctx: click.Context,
-    folder: Path,
+    folder: Any,
     questions: tuple[str, ...],
+    also: tuple[Any, ...],
     top_k: int,
     conditions: tuple[str, ...],
     min_score: float | None,
@@ -80,14 +70,14 @@ def search(
     retriever: str,
     rerank: str | None,
     weights: tuple[float, float],
-    layout: str,
     as_json: bool,
     model: str | None,
     device: str | None,
 ) -> None:
     """Search the index in DIR for each QUESTION.
 
-    Without a QUESTION, read questions from standard input, one on each line, or from a prompt.
+    Without a QUESTION, read questions from standard input, one on each line. Results are a table
+    on a terminal, and else lines with tabs.
     """
     from rag_demo.console import Printer
     from rag_demo.embedding_model import EmbeddingModel
@@ -96,28 +86,26 @@ def search(
 
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; write some words between the quotes")
-    where = parse_conditions(conditions)
+    where, places = parse_conditions(conditions), (folder, *also)
     source = ctx.get_parameter_source("mode")
     if min_score is not None and source is click.core.ParameterSource.DEFAULT:
         mode = "dense"
-    manifest = load_manifest(folder)
-    made_by = manifest.model
-    if not manifest.finished:
-        warn(f"{folder} is incomplete, because the command that makes it was interrupted")
+    manifests = [load_manifest(each) for each in places]
+    for place, manifest in zip(places, manifests, strict=True):
+        if not manifest.finished:
+            warn(f"{place} is incomplete, because the command that makes it was interrupted")
+    made_by: Any = manifests[0].model
     batches = _read_questions(questions)
     batch = next(batches, None)
     if batch is None:
         raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
-    printer = Printer(
-        "json" if as_json else layout, rank_scores=mode == "hybrid" and rerank is None
-    )
+    printer = Printer(as_json=as_json, rank_scores=mode == "hybrid" and rerank is None)
     with contextlib.ExitStack() as stack:
         embedder: Any = NoEmbeddings(made_by)
         if mode != "bm25":
-            name = model or made_by.name
-            embedder = EmbeddingModel(name, device=device, dtype=made_by.dtype)
-            stack.enter_context(embedder)
-        opened = stack.enter_context(open_index(folder, retriever, embedder, device))
+            name, dtype = model or (made_by and made_by.name), made_by and made_by.dtype
+            embedder = stack.enter_context(EmbeddingModel(name, device=device, dtype=dtype))
+        opened = open_indexes(places, retriever, embedder, device, stack)
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         while batch is not None:
             try:
@@ -127,10 +115,9 @@ def search(
             except ValueError as error:  # An option has an impossible value.
                 raise RagDemoError(str(error)) from None
             if where is not None and not any(found):
-                explain(where, folder)
+                explain(where, places)
             for question, results in zip(batch, found, strict=True):
-                several = len(questions) != 1
-                printer.show(question, results, with_query=several)
+                printer.show(question, results, with_query=len(questions) != 1)
             batch = next(batches, None)
 
 
@@ -138,22 +125,8 @@ def _read_questions(questions: Sequence[str]) -> Iterator[list[str]]:
     """Yield batches of questions."""
     if questions:
         yield list(questions)
-    elif sys.stdin.isatty():
-        while (question := _prompt()) is not None:
-            if question.strip():
-                yield [question]
-    else:
-        lines = (line.strip().lstrip("\ufeff") for line in sys.stdin if line.strip())
-        while batch := list(itertools.islice(lines, _BATCH)):
-            yield batch
-
-
-def _prompt() -> str | None:
-    """Ask for a question at the terminal. Return None at the end of the input."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (gives input() editing and a history)
-    try:
-        return input("question> ")
-    except EOFError:
-        click.echo()
-        return None
+        return
+    lines = (line.strip().lstrip("\ufeff") for line in sys.stdin if line.strip())
+    size = 1 if sys.stdin.isatty() else _BATCH
+    while batch := list(itertools.islice(lines, size)):
+        yield batch

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -66,12 +65,15 @@ def _typed(value: str) -> str | int | float | bool:
     return typed if isinstance(typed, (str, int, float)) else value
 
 
-def explain(where: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Warn of conditions that no document of an index can fulfil."""
+def explain(where: Mapping[str, Mapping[str, Any]], places: Sequence[Any]) -> None:
+    """Warn of conditions that no document of some indexes can fulfil."""
     from rag_demo.stores.filters import TEXT, encode
 
-    with contextlib.closing(open_saved(folder)) as saved:
-        kinds = saved.kinds()
+    kinds: dict[str, set[int]] = {}
+    for place in places:
+        with contextlib.closing(open_saved(place)) as saved:
+            for key, found in saved.kinds().items():
+                kinds[key] = kinds.get(key, set()) | found
     for key, conditions in where.items():
         if key not in kinds:
             known = ", ".join(sorted(kinds))

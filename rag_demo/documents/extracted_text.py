@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
+import re
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -17,16 +17,24 @@ class ExtractedText:
         unit: The unit of positions: "line", "cell" or "page"; the first one is 1.
         starts: Where parts begin in the text, in ascending order.
         numbers: The position of each part in the file.
-        anchors: The ids that a link can refer to.
-        anchored: The number of the part after each anchor, in ascending order.
+        anchors: The id before each part that a link can refer to.
     """
 
     text: str
     unit: str
-    starts: array[int]
+    starts: Sequence[int]
     numbers: Sequence[int]
-    anchors: list[str] = field(default_factory=list)
-    anchored: array[int] = field(default_factory=lambda: array("q"))
+    anchors: Sequence[str | None] = ()
+
+    @classmethod
+    def of(cls, unit: str, parts: Iterable[tuple[str, int, str | None]]) -> ExtractedText:
+        """Join pieces of text, each with its position and the id before it."""
+        pieces, numbers, anchors = list(zip(*parts, strict=True)) or ((), (), ())
+        starts, length = [], 0
+        for piece in pieces:
+            starts.append(length)
+            length += len(piece)
+        return cls("".join(pieces), unit, starts, numbers, anchors)
 
     def place(self, offset: int) -> dict[str, int | str]:
         """Return the position of an offset in the text as metadata, with the anchor before it."""
@@ -34,52 +42,12 @@ class ExtractedText:
         if part < 0:
             return {}
         found: dict[str, int | str] = {self.unit: self.numbers[part]}
-        anchor = bisect_right(self.anchored, part) - 1
-        if anchor >= 0:
-            found["anchor"] = self.anchors[anchor]
+        if self.anchors and (anchor := self.anchors[part]):
+            found["anchor"] = anchor
         return found
 
 
-class TextBuilder:
-    """Builds an `ExtractedText`.
-
-    Args:
-        unit: See `ExtractedText`.
-    """
-
-    def __init__(self, unit: str) -> None:
-        self._pieces: list[str] = []
-        self._length = 0
-        self._numbers = array("q")
-        self._text = ExtractedText("", unit, array("q"), self._numbers)
-
-    def add(self, piece: str, number: int | None = None, anchor: str | None = None) -> None:
-        """Append a piece of text.
-
-        Args:
-            piece: The text.
-            number: Its position in the file; None continues the part before.
-            anchor: The id before it.
-        """
-        if number is not None:
-            if anchor is not None:
-                self._text.anchors.append(anchor)
-                self._text.anchored.append(len(self._text.starts))
-            self._text.starts.append(self._length)
-            self._numbers.append(number)
-        self._pieces.append(piece)
-        self._length += len(piece)
-
-    def finish(self) -> ExtractedText:
-        """Return the text."""
-        return replace(self._text, text="".join(self._pieces))
-
-
 def with_lines(text: str) -> ExtractedText:
-    """Return a text with the positions of its lines. Takes eight bytes for each line."""
-    starts = array("q", [0])
-    position = text.find("\n")
-    while position >= 0:
-        starts.append(position + 1)
-        position = text.find("\n", position + 1)
+    """Return a text with the positions of its lines."""
+    starts = [0, *(found.end() for found in re.finditer("\n", text))]
     return ExtractedText(text, "line", starts, range(1, len(starts) + 1))

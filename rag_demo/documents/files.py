@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
-from typing import IO, NamedTuple
+from typing import IO
 
 MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JSON
 _HEAD_BYTES = 8192  # in which a binary file shows itself
@@ -91,18 +91,10 @@ class UnreadableError(Exception):
         self.reason, self.detail = reason, detail
 
 
-class FoundFile(NamedTuple):
-    """A file: its path, its name relative to the folder, and its size."""
-
-    path: Path
-    name: str
-    nbytes: int
-
-
 def find_files(
     folder: Path, skipped: Skipped, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
-) -> Iterator[FoundFile]:
-    """Yield the files of a folder and its subfolders, in the order of their names.
+) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a folder and its subfolders, with their relative names.
 
     Hidden files, caches and installed packages are ignored. Links to folders and saved indexes
     are skipped.
@@ -113,49 +105,37 @@ def find_files(
         include: Shell patterns for names or relative paths. A file must match one, if any.
         exclude: Shell patterns of files and folders to skip.
     """
-    # Only the names of the current folders are in memory.
-    pending = [iter([(folder, "")])]
-    while pending:
-        path, name = next(pending[-1], (None, ""))
-        if path is None:
-            pending.pop()
+
+    def named(path: str) -> str:
+        return f"{os.path.relpath(path, folder)}/".removeprefix("./")
+
+    def on_error(error: OSError) -> None:
+        name = named(str(error.filename)) or f"{folder}/"
+        skipped.add(name, CANNOT_BE_READ, error.strerror)
+
+    for where, folders, files in os.walk(folder, onerror=on_error):
+        prefix = named(where)
+        if "index.sqlite" in files:
+            skipped.add(prefix or f"{folder}/", "that is a saved index")
+            folders.clear()
             continue
-        try:
-            kind = path.lstat().st_mode if name else path.stat().st_mode
-            if stat.S_ISLNK(kind):
-                kind = path.stat().st_mode
-                if stat.S_ISDIR(kind):
-                    skipped.add(f"{name}/", "that is a link")
-                    continue
-            if stat.S_ISDIR(kind):
-                pending.append(_entries(path, name, skipped, exclude))
-            elif not stat.S_ISREG(kind):
-                skipped.add(name, NOT_REGULAR)
-            elif _matches(name, exclude) or (include and not _matches(name, include)):
+        for each in (below := [each for each in sorted(folders) if _is_read(each)]).copy():
+            is_excluded = _matches(prefix + each, exclude)
+            # Unlike Path.is_symlink, it accepts names that are too long.
+            if is_excluded or os.path.islink(f"{where}/{each}"):  # noqa: PTH114
+                skipped.add(f"{prefix}{each}/", EXCLUDED if is_excluded else "that is a link")
+                below.remove(each)
+        folders[:] = below
+        for each in filter(_is_read, sorted(files)):
+            name = prefix + each
+            if _matches(name, exclude) or (include and not _matches(name, include)):
                 skipped.add(name, EXCLUDED)
             else:
-                yield FoundFile(path, name, path.stat().st_size)
-        except OSError as error:
-            skipped.add(name or f"{folder}/", CANNOT_BE_READ, error.strerror)
+                yield Path(where, each), name
 
 
-def _entries(
-    path: Path, name: str, skipped: Skipped, exclude: Sequence[str]
-) -> Iterator[tuple[Path, str]]:
-    try:
-        names = sorted(entry.name for entry in path.iterdir())
-    except OSError as error:
-        skipped.add(f"{name or path}/", CANNOT_BE_READ, error.strerror)
-        return iter(())
-    if "index.sqlite" in names:
-        skipped.add(f"{name or path}/", "that is a saved index")
-        return iter(())
-    if name and _matches(name, exclude):
-        skipped.add(f"{name}/", EXCLUDED)
-        return iter(())
-    prefix = f"{name}/" if name else ""
-    read = (one for one in names if not one.startswith(".") and one not in _NEVER_READ)
-    return ((path / one, f"{prefix}{one}") for one in read)
+def _is_read(name: str) -> bool:
+    return not name.startswith(".") and name not in _NEVER_READ
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 
-from rag_demo.documents.extracted_text import ExtractedText, TextBuilder
+from rag_demo.documents.extracted_text import ExtractedText
 
 
 class MissingReaderError(Exception):
@@ -26,13 +26,9 @@ def read_notebook(content: str) -> ExtractedText:
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list):
         raise ValueError("it has no list of cells")
-    text = TextBuilder("cell")
-    for number, cell in enumerate(cells, start=1):
-        source = cell.get("source") if isinstance(cell, dict) else None
-        lines = [source] if isinstance(source, str) else source
-        if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
-            text.add("".join(lines) + "\n\n", number)
-    return text.finish()
+    sources = [cell.get("source") if isinstance(cell, dict) else None for cell in cells]
+    texts = ["".join(map(str, each)) if isinstance(each, (str, list)) else "" for each in sources]
+    return ExtractedText.of("cell", ((f"{t}\n\n", n, None) for n, t in enumerate(texts, 1)))
 
 
 def read_pdf(content: bytes) -> ExtractedText:
@@ -50,11 +46,9 @@ def read_pdf(content: bytes) -> ExtractedText:
         ) from None
     # A damaged file causes hundreds of warnings.
     logging.getLogger("pypdf").addHandler(logging.NullHandler())
-    text = TextBuilder("page")
     try:
-        for number, page in enumerate(pypdf.PdfReader(io.BytesIO(content)).pages, start=1):
-            text.add(page.extract_text() + "\n\n", number)
+        texts = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(content)).pages]
     except Exception as error:
         # A damaged file raises KeyError, AttributeError, RecursionError and others.
         raise ValueError(str(error) or type(error).__name__) from None
-    return text.finish()
+    return ExtractedText.of("page", ((f"{t}\n\n", n, None) for n, t in enumerate(texts, 1)))

@@ -32,31 +32,32 @@ def read_json_lines(
         UnreadableError: Reading fails.
     """
     seen: set[str] = set()
-    number = 0
-    while True:
+    for number, (line, is_too_long) in enumerate(_lines(file), start=1):
+        if not line.strip():
+            continue
         try:
-            line = file.readline(MOST_BYTES + 1)
-            is_too_long = len(line) > MOST_BYTES
-            while line and len(line) > MOST_BYTES and not line.endswith(b"\n"):
-                line = file.readline(MOST_BYTES + 1)
-        except OSError as error:
-            raise UnreadableError(CANNOT_BE_READ, error.strerror) from None
-        if not line and not is_too_long:
-            return
-        number += 1
-        if is_too_long:
-            yield number, f"longer than {MOST_BYTES >> 20} MB"
-        elif line.strip():
-            try:
-                document = _document(line, number, text_field, name, unnamed)
-                document = document._replace(id=f"{ids}{document.id}")
-                if document.id in seen:
-                    raise ValueError(f"the id {document.id!r} appears twice")
-                seen.add(document.id)
-            except ValueError as error:
-                yield number, str(error)
-            else:
-                yield number, document
+            if is_too_long:
+                raise ValueError(f"longer than {MOST_BYTES >> 20} MB")
+            document = _document(line, number, text_field, name, unnamed)
+            document = document._replace(id=f"{ids}{document.id}")
+            if document.id in seen:
+                raise ValueError(f"the id {document.id!r} appears twice")
+            seen.add(document.id)
+            yield number, document
+        except ValueError as error:
+            yield number, str(error)
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Yield the lines, and whether they are too long."""
+    try:
+        while line := file.readline(MOST_BYTES + 1):
+            end = line
+            while len(end) > MOST_BYTES and not end.endswith(b"\n"):
+                end = file.readline(MOST_BYTES + 1)
+            yield line, len(line) > MOST_BYTES
+    except OSError as error:
+        raise UnreadableError(CANNOT_BE_READ, error.strerror) from None
 
 
 def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str) -> Document:

@@ -36,9 +36,7 @@ __all__ = [
     "Document",
     "Reading",
     "Skipped",
-    "is_json_lines",
     "read_source",
-    "size_of_source",
 ]
 
 STDIN = "-"
@@ -61,7 +59,6 @@ class Reading:
         chunk_overlap: Characters that a passage shares with the one before, at most.
         text_field: The field of JSON lines that has the text.
         lines_are_named: Whether the ids of JSON lines without an id include the file's name.
-        on_file: Called with the size of each file after its last document.
         on_read: Called with the full path of each file that was read to its end.
     """
 
@@ -71,7 +68,6 @@ class Reading:
     chunk_overlap: int = 0
     text_field: str = "text"
     lines_are_named: bool = False
-    on_file: Callable[[int], object] = lambda nbytes: None
     on_read: Callable[[str], object] = lambda path: None
 
 
@@ -121,48 +117,23 @@ def read_source(
     raise SourceError(f"'{source}' does not exist; name a folder or a file")
 
 
-def size_of_source(source: str, reading: Reading, on_found: Callable[[int], object]) -> int | None:
-    """Return the total size of a source's files in bytes, or None if it is unknown.
-
-    Args:
-        source: See `read_source`.
-        reading: Options.
-        on_found: Called with 1 for each file.
-    """
-    path = Path(source)
-    if path.is_file():
-        return path.stat().st_size
-    if not path.is_dir():
-        return None
-    total = 0
-    for file in find_files(path, Skipped(), include=reading.include, exclude=reading.exclude):
-        total += file.nbytes
-        on_found(1)
-    return total
-
-
-def is_json_lines(source: str) -> bool:
-    """Tell whether a source is a file of JSON lines, by its suffix."""
-    return Path(source).suffix.lower() in _LINES and Path(source).is_file()
-
-
 def _read_folder(folder: Path, skipped: Skipped, reading: Reading) -> Iterator[Document]:
-    for file in find_files(folder, skipped, include=reading.include, exclude=reading.exclude):
-        if file.path.suffix.lower() in _SUFFIXES or reading.include:
-            try:
-                yield from _read_file(file.path, file.name, skipped, reading)
-            except UnreadableError as error:
-                skipped.add(file.name, error.reason, error.detail)
-        else:
-            skipped.add(file.name, UNKNOWN_KIND)
-        reading.on_file(file.nbytes)
+    found = find_files(folder, skipped, include=reading.include, exclude=reading.exclude)
+    for path, name in found:
+        if path.suffix.lower() not in _SUFFIXES and not reading.include:
+            skipped.add(name, UNKNOWN_KIND)
+            continue
+        try:
+            yield from _read_file(path, name, skipped, reading)
+        except UnreadableError as error:
+            skipped.add(name, error.reason, error.detail)
 
 
 def _read_named(path: Path, skipped: Skipped, reading: Reading) -> Iterator[Document]:
     try:
-        if is_json_lines(str(path)):
+        if path.suffix.lower() in _LINES:
             with open_file(path) as file:
-                yield from _read_lines(file, path.name, str(path), reading, full_path(path))
+                yield from _read_lines(file, path.name, str(path), reading, path=full_path(path))
         else:
             yield from _read_file(path, path.name, skipped, reading)
     except UnreadableError as error:
@@ -171,23 +142,16 @@ def _read_named(path: Path, skipped: Skipped, reading: Reading) -> Iterator[Docu
 
 def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Iterator[Document]:
     """Read a file of any known kind. Invalid JSON lines are skipped."""
-    place = full_path(path)
+    place, is_empty = full_path(path), True
     if path.suffix.lower() in _LINES:
-        field, ids = reading.text_field, f"{name}#"
         with open_file(path) as file:
-            for number, found in read_json_lines(file, text_field=field, name=name, ids=ids):
-                if isinstance(found, Document):
-                    yield _with(found, place, path=place, line=number)
-                else:
-                    skipped.add(f"{name}:{number}", "that is not a document", found)
-        reading.on_read(place)
-        return
-    is_empty = True
-    for document in _documents_of(path, name, reading):
-        is_empty = False
-        yield _with(document, place, path=place)
-    if is_empty:
-        skipped.add(name, EMPTY)
+            yield from _read_lines(file, name, name, reading, path=place, skipped=skipped)
+    else:
+        for document in _documents_of(path, name, reading):
+            is_empty = False
+            yield _with(document, place, path=place)
+        if is_empty:
+            skipped.add(name, EMPTY)
     reading.on_read(place)
 
 
@@ -233,15 +197,27 @@ def _passages(
 
 
 def _read_lines(
-    file: IO[bytes], name: str, label: str, reading: Reading, path: str | None = None
+    file: IO[bytes],
+    name: str,
+    label: str,
+    reading: Reading,
+    *,
+    path: str | None = None,
+    skipped: Skipped | None = None,
 ) -> Iterator[Document]:
-    """Read JSON lines, each of which must be a document."""
-    unnamed = f"{name}:" if reading.lines_are_named else ""
+    """Read JSON lines. A bad line is an error, or in a file of a folder skipped."""
+    ids = "" if skipped is None else f"{name}#"
+    unnamed = f"{name}:" if reading.lines_are_named and not ids else ""
     field = reading.text_field
-    for number, found in read_json_lines(file, text_field=field, name=name, unnamed=unnamed):
-        if not isinstance(found, Document):
+    lines = read_json_lines(file, text_field=field, name=name, ids=ids, unnamed=unnamed)
+    for number, found in lines:
+        if isinstance(found, Document):
+            of_file = path if ids else None
+            yield found if path is None else _with(found, of_file, path=path, line=number)
+        elif skipped is None:
             raise SourceError(f"{label}:{number}: {found}")
-        yield found if path is None else _with(found, None, path=path, line=number)
+        else:
+            skipped.add(f"{label}:{number}", "that is not a document", found)
 
 
 def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Document]:

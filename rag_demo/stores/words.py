@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.database import FORK_AWARE
-from rag_demo.errors import HOW_TO_INSTALL, RagDemoError, short_repr
+from rag_demo.errors import HOW_TO_INSTALL, RagDemoError, UnknownLanguageError, short_repr
 from rag_demo.stores.scratch import Scratch
 from rag_demo.stores.tokens import STOP_WORDS, tokenize
 from rag_demo.vectors import Mask, Rows
@@ -279,7 +279,7 @@ def check_language(language: object) -> None:
     """Check a language of stems.
 
     Raises:
-        ValueError: PyStemmer does not have it.
+        UnknownLanguageError: PyStemmer does not have it.
     """
     if language in ("english", "none"):
         return
@@ -288,7 +288,9 @@ def check_language(language: object) -> None:
 
     if language not in Stemmer.algorithms():
         known = ", ".join(sorted(Stemmer.algorithms()))
-        raise ValueError(f"language must be none or one of {known}, got {short_repr(language)}")
+        raise UnknownLanguageError(
+            f"language must be none or one of {known}, got {short_repr(language)}"
+        )
 
 
 @cache

@@ -119,20 +119,19 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), b"embedding" in shown)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("show", "stderr", "is_seen"),
+    ("stderr", "is_seen"),
     [
-        ("auto", "terminal", True),
-        ("none", "terminal", False),
-        ("auto", "file", False),
+        ("terminal", True),
+        ("file", False),
     ],
 )
 def test_progress_is_shown_on_a_terminal(
-    tiny_model: Path, tmp_path: Path, show: str, stderr: str, is_seen: bool
+    tiny_model: Path, tmp_path: Path, stderr: str, is_seen: bool
 ) -> None:
     (tmp_path / "x.txt").write_text("paris")
     where = "terminal" if stderr == "terminal" else str(tmp_path / "stderr")
     command = ["index", tmp_path / "x.txt", "--out", tmp_path / "i", "--model", tiny_model]
-    result = run_forked(ON_A_TERMINAL, where, *map(str, command), "--progress", show)
+    result = run_forked(ON_A_TERMINAL, where, *map(str, command))
     assert_clean(result)
     assert result.stdout.split() == ["0", str(is_seen)], str(result)
     assert where == "terminal" or Path(where).read_text() == ""

@@ -125,14 +125,14 @@ def test_interrupted_run_keeps_its_work_and_goes_on(
     assert info(tmp_path / "i")["finished"] is True
 
 
-def test_bad_line_is_found_before_anything_is_embedded(
-    command: list[str | Path], tmp_path: Path
-) -> None:
+def test_run_after_a_bad_line_goes_on(command: list[str | Path], tmp_path: Path) -> None:
     write(tmp_path, 100)
-    with (tmp_path / "s.jsonl").open("a") as file:
-        file.write("{")
-    assert "s.jsonl" in fail(*command)
-    assert not (tmp_path / "i").exists()
+    good = (tmp_path / "s.jsonl").read_text()
+    (tmp_path / "s.jsonl").write_text(f"{good}{{")
+    assert "s.jsonl:101: not JSON" in fail(*command)
+    (tmp_path / "s.jsonl").write_text(good)
+    assert "of them unchanged" in succeed(*command)
+    assert len(texts(tmp_path / "i")) == 100
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def test_folder_of_another_program_is_not_written(tmp_path: Path) -> None:
     for name in ("thesis", "thesis/thesis.txt", "app", "site"):
         with pytest.raises(RagDemoError, match=name):
             save(tmp_path / name)
-        assert rag_demo("index", "json", "--out", tmp_path / name).returncode == 2
+        assert rag_demo("index", __file__, "--out", tmp_path / name).returncode == 2
     assert contents(tmp_path) == before
 
 
@@ -208,7 +208,7 @@ def test_unreadable_index_is_not_called_damaged(folder: Path) -> None:
     try:
         with pytest.raises(RagDemoError, match="Too many open files") as error:
             load(folder)
-        assert rag_demo("index", "json", "--out", folder).returncode == 2
+        assert rag_demo("index", __file__, "--out", folder).returncode == 2
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert "damaged" not in str(error.value)

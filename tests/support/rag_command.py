@@ -17,18 +17,18 @@ IMPORT_MAIN = "from rag_demo.cli import main"
 """For programs that are started elsewhere: makes `main()` the command, with `sys.argv`."""
 
 
-class Terminal(io.StringIO):
-    """A standard input that passes for a terminal."""
+class Terminal(io.TextIOWrapper):
+    """A standard output that passes for a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def rag_demo(*arguments: str | Path, stdin: str | io.StringIO = "") -> Result:
+def rag_demo(*arguments: str | Path, stdin: str = "", stdout: Any = io.TextIOWrapper) -> Result:
     """Run a command as a shell would, but for the interpreter of its own."""
     given = list(map(str, arguments))
-    text = io.TextIOWrapper(io.BytesIO(stdin.encode())) if isinstance(stdin, str) else stdin
-    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2)]
+    text = io.TextIOWrapper(io.BytesIO(stdin.encode()))
+    streams = [kind(io.BytesIO(), "utf-8") for kind in (stdout, io.TextIOWrapper)]
     before = sys.argv, sys.stdin
     code: Any = 0
     try:
@@ -46,14 +46,14 @@ def rag_demo(*arguments: str | Path, stdin: str | io.StringIO = "") -> Result:
     return Result(["rag-demo", *given], code, *shown)
 
 
-def succeed(*arguments: str | Path, stdin: str | io.StringIO = "") -> str:
+def succeed(*arguments: str | Path, stdin: str = "", stdout: Any = io.TextIOWrapper) -> str:
     """Run a command that must succeed; return what it prints."""
-    result = rag_demo(*arguments, stdin=stdin)
+    result = rag_demo(*arguments, stdin=stdin, stdout=stdout)
     assert result.returncode == 0, str(result)
     return result.stdout
 
 
-def fail(*arguments: str | Path, stdin: str | io.StringIO = "") -> str:
+def fail(*arguments: str | Path, stdin: str = "") -> str:
     """Run a command that must fail as documented; return its one line without the beginning."""
     result = rag_demo(*arguments, stdin=stdin)
     assert (result.returncode, result.stdout) == (2, ""), str(result)

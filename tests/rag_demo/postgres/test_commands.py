@@ -11,7 +11,7 @@ import pytest
 from support.postgres_server import PASSWORD, PostgresServer
 from support.rag_command import fail, info, rag_demo, search, succeed, texts, write_lines
 
-OFF = ("--no-cache", "--progress", "none")
+OFF = ("--no-cache",)
 
 
 @pytest.fixture
