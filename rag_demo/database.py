@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import sqlite3
 import threading
@@ -37,23 +36,21 @@ class Database:
 
     Args:
         connect: Opens the connection.
-        is_temporary: Whether the database has no name; a forked child then copies it on first use,
-            if the parent has not called `will_write` since the fork.
         translate_errors: A context manager that turns SQLite's errors into others.
+
+    Attributes:
+        is_only_here: Whether there is content that another connection would not see, because the
+            database has no name.
     """
 
     def __init__(
         self,
         connect: Callable[[], sqlite3.Connection],
         *,
-        is_temporary: bool = False,
         translate_errors: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._connect = connect
-        self._inherited: sqlite3.Connection | None = None
-        # How often this process has written, also in memory that its forked children share.
-        self._count = 0
-        self._writes = mmap.mmap(-1, 8) if is_temporary else None
+        self.is_only_here = self._is_lost = False
         self._translate_errors = translate_errors
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -64,32 +61,17 @@ class Database:
     def use(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection; other threads wait until the block ends."""
         with self._lock, self._translate_errors():
+            if self._is_lost:
+                raise RagDemoError(
+                    "documents that were not saved are not in a forked child; "
+                    "save them before the fork, and load the index in the child"
+                )
             if self._connection is None:
                 self._connection = self._connect()
                 # A C function: an interrupt inside a Python finalizer would be lost.
                 self._finalizer = weakref.finalize(self, self._connection.close)
                 self._finalizer.atexit = False
-                if self._inherited is not None:
-                    self._copy_inherited(self._connection)
             yield self._connection
-
-    def will_write(self) -> None:
-        """Announce a write, so that no forked child reads what is being changed."""
-        if self._writes is not None:
-            self._count += 1
-            self._writes[:] = self._count.to_bytes(8, "little")
-
-    def _copy_inherited(self, connection: sqlite3.Connection) -> None:
-        assert self._inherited is not None and self._writes is not None
-        self._inherited.backup(connection)
-        if int.from_bytes(self._writes[:], "little") != self._count:
-            self.close()
-            raise RagDemoError(
-                "the parent process has changed documents that were not saved before the fork; "
-                "save them before the fork, and load the index in the child"
-            )
-        self._inherited = None
-        self._count, self._writes = 0, mmap.mmap(-1, 8)
 
     def close(self) -> None:
         """Close the connection; `use` opens it again."""
@@ -101,9 +83,8 @@ class Database:
     def leave_to_parent(self) -> None:
         """In a forked child, forget the connection of the parent process."""
         self._lock = threading.RLock()
+        self._is_lost = self.is_only_here
         if self._finalizer is not None and self._connection is not None:
             _INHERITED.append(self._connection)
-            if self._writes is not None:
-                self._inherited = self._connection
             self._finalizer.detach()
             self._connection = self._finalizer = None

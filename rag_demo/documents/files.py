@@ -115,7 +115,7 @@ def find_files(
 
     for where, folders, files in os.walk(folder, onerror=on_error):
         prefix = named(where)
-        if "index.sqlite" in files:
+        if any(map(_is_database, files)):
             skipped.add(prefix or f"{folder}/", "that is a saved index")
             folders.clear()
             continue
@@ -132,6 +132,11 @@ def find_files(
                 skipped.add(name, EXCLUDED)
             else:
                 yield Path(where, each), name
+
+
+def _is_database(name: str) -> bool:
+    """Tell whether a file is the database of a saved index."""
+    return fnmatch(name, "rag-demo-*.sqlite") or name == "index.sqlite"
 
 
 def _is_read(name: str) -> bool:

@@ -1,7 +1,7 @@
 """A cache of embeddings on disk, by model, dtype, device, prompt and text.
 
 It is one table of a SQLite file. Several processes may use it at once, and a killed process does
-not damage it. Each vector has a checksum.
+not damage it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import sqlite3
-import threading
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,12 +21,10 @@ from rag_demo.database import Database
 from rag_demo.vectors import Vectors
 
 BUSY_S = 1.0  # how long to wait for another process's lock
-_APPLICATION = 0x72616764  # "ragd", SQLite's application id of our file
 _BATCH = 500  # keys of one statement
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS embeddings"
-    " (id INTEGER PRIMARY KEY, key BLOB UNIQUE, vector BLOB, checksum INTEGER)"
-)
+_TABLE = "CREATE TABLE IF NOT EXISTS embeddings (key BLOB PRIMARY KEY, vector BLOB)"
+
+_OTHERS = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name != 'embeddings'"
 
 _Result = TypeVar("_Result")
 
@@ -35,12 +32,10 @@ log = logging.getLogger("rag_demo")
 
 
 class EmbeddingCache:
-    """Vectors by key. Nothing is ever dropped; delete the file to begin again.
+    """Vectors by key, each with a checksum. Nothing is dropped; delete the file to begin again.
 
-    A kill loses nothing that was stored; a power failure may. If the cache cannot be used, one
-    warning is logged and texts are embedded. A damaged vector is not returned. A damaged file is
-    renamed to ``.damaged`` and replaced; another program's database is left alone. Threads may
-    share a cache.
+    If the cache cannot be used, for example because the file is damaged, one warning is logged and
+    texts are embedded. Threads may share a cache.
 
     Args:
         path: The file. It is created with its folder.
@@ -48,7 +43,6 @@ class EmbeddingCache:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
         self._database = Database(self._connect)
         self._is_usable = True
 
@@ -61,16 +55,20 @@ class EmbeddingCache:
         """
 
         def read(connection: sqlite3.Connection) -> dict[bytes, Vectors]:
-            found = {}
+            found: dict[bytes, bytes] = {}
             for start in range(0, len(keys), _BATCH):
                 batch = keys[start : start + _BATCH]
                 marks = ",".join("?" * len(batch))
-                query = f"SELECT key, vector, checksum FROM embeddings WHERE key IN ({marks})"
-                for key, data, checksum in connection.execute(query, batch):
-                    is_whole = isinstance(data, bytes) and len(data) == 4 * dimension
-                    if is_whole and _checksum(key, data) == checksum:
-                        found[key] = np.frombuffer(data, np.float32)
-            return found
+                query = f"SELECT key, vector FROM embeddings WHERE key IN ({marks})"
+                found.update(connection.execute(query, batch))
+            whole = {
+                key: data[:-4] for key, data in found.items() if data == _sealed(key, data[:-4])
+            }
+            return {
+                key: np.frombuffer(data, np.float32)
+                for key, data in whole.items()
+                if len(data) == 4 * dimension
+            }
 
         return self._try(read) or {}
 
@@ -81,45 +79,36 @@ class EmbeddingCache:
             keys: The keys, see `make_key`.
             vectors: Shape (n, d), float32.
         """
-        rows = []
-        for key, vector in zip(keys, vectors, strict=True):
-            data = np.ascontiguousarray(vector, np.float32).tobytes()
-            rows.append((key, data, _checksum(key, data)))
+        rows = [
+            (key, _sealed(key, each.tobytes())) for key, each in zip(keys, vectors, strict=True)
+        ]
 
         def write(connection: sqlite3.Connection) -> None:
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
-                query = "INSERT OR REPLACE INTO embeddings (key, vector, checksum) VALUES (?,?,?)"
-                connection.executemany(query, rows)
+                connection.executemany(
+                    "INSERT OR REPLACE INTO embeddings (key, vector) VALUES (?, ?)", rows
+                )
 
         self._try(write)
 
     def close(self) -> None:
         """Close the file. It is opened again when it is needed."""
-        with self._lock:
-            self._database.close()
+        self._database.close()
 
     def _try(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
         """Call a function with the connection. Return None if the cache cannot be used."""
-        with self._lock:
-            if not self._is_usable:
-                return None
-            try:
-                try:
-                    return self._do(action)
-                except sqlite3.OperationalError:
-                    raise  # The file is busy, full or read-only, and may be intact.
-                except sqlite3.DatabaseError as error:
-                    self._replace_damaged(error)
-                    return self._do(action)
-            except (sqlite3.Error, OSError) as error:
-                log.warning("the embedding cache %s is not used: %s", self._path, error)
-                self._is_usable = False
-                return None
-
-    def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        with self._database.use() as connection:
-            return action(connection)
+        try:
+            if self._is_usable:
+                with self._database.use() as connection:
+                    return action(connection)
+        except (sqlite3.Error, OSError) as error:
+            log.warning(
+                "the embedding cache %s is not used: %s; remove it if it is damaged",
+                self._path, error,
+            )  # fmt: skip
+            self._is_usable = False
+        return None
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,33 +116,20 @@ class EmbeddingCache:
             self._path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
         )
         try:
-            is_empty = not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            if application != _APPLICATION and not is_empty:
+            if connection.execute(_OTHERS).fetchone():
                 raise OSError("it is another program's database; move it away")
-            # Nothing waits for the disk: checksums find what a power failure damages.
-            connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = WAL")
-            if is_empty:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.execute(_TABLE)
-                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                connection.execute("COMMIT")
+            connection.execute("PRAGMA synchronous = NORMAL")  # A power failure damages nothing.
+            connection.execute(_TABLE)
         except BaseException:  # An interrupt must not leave it open.
             connection.close()
             raise
         return connection
 
-    def _replace_damaged(self, error: sqlite3.Error) -> None:
-        self._database.close()
-        log.warning("the embedding cache %s is damaged and is replaced: %s", self._path, error)
-        self._path.replace(f"{self._path}.damaged")
-        for suffix in ("-wal", "-shm"):
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
 
-
-def _checksum(key: bytes, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(key))
+def _sealed(key: bytes, data: bytes) -> bytes:
+    """Return a vector with a checksum at its end."""
+    return data + zlib.crc32(data, zlib.crc32(key)).to_bytes(4, "little")
 
 
 def make_key(model: bytes, dtype: str, kind: str, text: str) -> bytes:

@@ -124,51 +124,37 @@ def _distinct(vectors_of: Callable[[Rows], Vectors], rows: Rows) -> tuple[Rows, 
     return first, same
 
 
-def candidates_of_one_query(
-    parts: Sequence[Vectors], query: Vectors, top_k: int, allowed: Mask | None
+def direct_candidates(
+    parts: Sequence[Vectors], queries: Vectors, top_k: int, allowed: Mask | None = None
 ) -> Pairs:
-    """Multiply all rows with one query, and keep those that may be among the best.
+    """Multiply all rows with a few queries, and keep those that may be among the best.
 
     Args:
         parts: Consecutive parts of the vectors: shape (n, d) each.
-        query: Shape (d,).
+        queries: Shape (b, d).
         top_k: How many rows are wanted, at most as many as are allowed.
         allowed: Which rows to search: shape (rows,); None for all.
     """
-    products = [_products(part, query) for part in parts]
-    scores = products[0] if len(products) == 1 else np.concatenate(products)
+    products = [_products(part, queries) for part in parts]
+    scores = products[0] if len(products) == 1 else np.concatenate(products, axis=1)
     if allowed is not None:
-        scores[~allowed] = -np.inf
-    bar = np.partition(scores, -top_k)[-top_k] - rounding(len(query))
-    rows = np.flatnonzero(scores >= bar)
-    return Pairs(np.zeros(len(rows), np.int64), rows)
-
-
-def candidates_of_batch(
-    rows: Rows, queries: Vectors, top_k: int, vectors_of: Callable[[Rows], Vectors]
-) -> Pairs:
-    """Do the same for a few thousand rows and several queries of the shape (b, d)."""
-    scores = np.empty((len(queries), len(rows)), np.float32)
-    for start in range(0, len(rows), _ROWS):
-        some = slice(start, start + _ROWS)
-        part = vectors_of(rows[some])
-        scores[:, some] = queries @ part.T if len(queries) > 1 else _products(part, queries[0])
+        scores[:, ~allowed] = -np.inf
     bars = np.partition(scores, -top_k, axis=1)[:, -top_k] - rounding(queries.shape[1])
-    query, place = np.nonzero(scores >= bars[:, None])
-    return Pairs(query, rows[place])
+    query, row = np.nonzero(scores >= bars[:, None])
+    return Pairs(query, row)
 
 
-def _products(rows: Vectors, query: Vectors) -> Vectors:
-    """Multiply rows with one query; use one thread for few rows.
+def _products(rows: Vectors, queries: Vectors) -> Vectors:
+    """Multiply rows with queries: shape (b, n); use one thread for a query and few rows.
 
     numpy's ``@`` uses further threads and waits for them. For 10,000 rows that saves nothing, and
     on a busy machine it takes ten times as long.
     """
     products: Vectors
-    if len(rows) > FEW_ROWS:
-        products = rows @ query
+    if len(queries) > 1 or len(rows) > FEW_ROWS:
+        products = queries @ rows.T if len(queries) > 1 else (rows @ queries[0])[None]
     elif hasattr(np, "vecdot"):
-        products = np.vecdot(rows, query)
+        products = np.vecdot(rows, queries[0])[None]
     else:  # numpy 1
-        products = np.einsum("ij,j->i", rows, query)
+        products = np.einsum("ij,j->i", rows, queries[0])[None]
     return products

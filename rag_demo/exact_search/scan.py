@@ -14,7 +14,7 @@ from rag_demo.vectors import Vectors
 _FLOAT_ERRORS = {"float32": 0.0, "float16": 2.0**-11 + 2.0**-20, "bfloat16": 2.0**-8}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scan:
     """Copies of n vectors of length 1, in blocks of `BLOCK` rows.
 
@@ -48,13 +48,6 @@ class Scan:
         error = _FLOAT_ERRORS[str(vectors.dtype).removeprefix("torch.")]
         ones = torch.ones(blocks, device=device)
         return cls(vectors, ones, torch.full((blocks,), error, device=device), start)
-
-    def unscaled(self, rows: Any) -> Any:
-        """Return the approximate vectors of rows, a tensor of numbers, as float32."""
-        chosen = self.vectors.index_select(0, rows)
-        if chosen.is_floating_point():
-            return chosen.float()
-        return chosen.float() * self.scales[rows // BLOCK][:, None]
 
     def batches(self, step: int) -> Iterator[tuple[int, Any]]:
         """Yield the vectors, ``step`` rows at a time, with the position of the first row."""
@@ -103,25 +96,23 @@ class StreamedScan(Scan):
         empty = torch.empty(0, dimension, device=device)  # It only carries type and device.
         ones, zeros = torch.ones(blocks, device=device), torch.zeros(blocks, device=device)
         super().__init__(empty, ones, zeros)
-        for name, value in (("_count", count), ("_rows", buffer_rows), ("_read_into", read_into)):
-            object.__setattr__(self, name, value)
+        self._count, self._rows, self._read_into = count, buffer_rows, read_into
 
     def __len__(self) -> int:
-        count: int = self._count  # type: ignore[attr-defined]  # set by __init__
-        return count
+        return self._count
 
     def batches(self, step: int) -> Iterator[tuple[int, Any]]:
         """Yield the vectors. The next batch is read while the caller works on one."""
         import torch
 
-        step = min(step, self._rows)  # type: ignore[attr-defined]  # set by __init__
+        step = min(step, self._rows)
         device = self.vectors.device
         shape = (min(step, len(self)), self.vectors.shape[1])
         buffers = [torch.empty(shape, pin_memory=device.type == "cuda") for _ in range(2)]
 
         def read(number: int) -> Any:
             buffer = buffers[number % 2][: len(self) - number * step]
-            self._read_into(number * step, buffer.numpy())  # type: ignore[attr-defined]
+            self._read_into(number * step, buffer.numpy())
             return buffer
 
         count = -(-len(self) // step)

@@ -89,26 +89,23 @@ class DocumentTable:
         with self.connection() as connection:
             if connection.in_transaction:
                 connection.rollback()  # An interrupt hit the rollback below.
-            self._database.will_write()
+            self._database.is_only_here = True
             connection.execute("BEGIN")
             try:
-                self.delete_from(first)
+                # A change that failed may have left some.
+                query = "DELETE FROM main.documents WHERE number >= ?"
+                if connection.execute(query, (first,)).rowcount:
+                    connection.execute("DELETE FROM main.metadata WHERE number >= ?", (first,))
                 self.insert(enumerate(documents, first))
             except BaseException:  # An interrupt must not leave half of the change.
                 connection.rollback()
                 raise
             connection.commit()
 
-    def delete_from(self, first: int) -> None:
-        """Remove the documents from a number on, which a change that failed has left."""
-        with self.connection() as connection:
-            for number, document in list(self.stream(first)):
-                connection.executemany(
-                    "DELETE FROM main.metadata WHERE key = ? AND item = ? AND kind = ?"
-                    " AND value = ? AND number = ?",
-                    _metadata_rows(number, document),
-                )
-            connection.execute("DELETE FROM main.documents WHERE number >= ?", (first,))
+    def known(self, ids: Sequence[str], alive: Mask) -> tuple[dict[str, int], dict[str, Document]]:
+        """Return the numbers of the documents with these ids that count, and the documents."""
+        number_of = self.find(ids, alive)
+        return number_of, dict(zip(number_of, self.get(list(number_of.values())), strict=True))
 
     def get(self, numbers: Sequence[int]) -> list[Document]:
         """Return documents by their numbers.

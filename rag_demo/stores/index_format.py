@@ -1,16 +1,14 @@
 """The format of a saved index: its files, its manifest, and the errors of reading and writing.
 
 ============================  ==================================================================
-``index.sqlite``              the manifest, and which row of vectors belongs to which document
-``documents-N.sqlite``        documents and their metadata
+``rag-demo-N.sqlite``         the manifest, documents, their metadata, and the owners of vectors
 ``vectors-N.f32``             float32 vectors
 ``words-N-K/``                the full-text index, a folder that never changes
 ============================  ==================================================================
 
-Documents and vectors only grow; a transaction of ``index.sqlite`` records how many count. So a
-crash leaves at most data that nobody reads, readers hold no locks, and deleting is a mark. A
-writer locks the folder, takes another N if it must begin again, and removes only what the manifest
-does not name.
+A change is one transaction of the database. Documents and vectors only grow, and deleting is a
+mark, so readers hold no locks. A writer locks the folder. It begins another N to start over; the
+highest N with a manifest counts, and the writer removes the others.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -42,27 +40,25 @@ from rag_demo.errors import (
 )
 from rag_demo.stores.documents import DamagedRowError
 from rag_demo.stores.words import WordsFolder
-from rag_demo.vectors import Rows
 
-DATABASE = "index.sqlite"
-VERSION = 2
+VERSION = 3
 GONE = -1
 """The owner of a row whose document was deleted."""
-SEGMENT = 1 << 12
-"""Rows of vectors that are described by one row of the table ``segments``."""
-_PARTS = re.compile(r"(documents-\d+\.sqlite(-wal|-shm|-journal)?|vectors-\d+\.f32|words-\d+-\d+"
-                    r"|scan-\d+\.i8)")  # fmt: skip
-_OURS = re.compile(rf"index\.sqlite(-wal|-shm|-journal)?|{_PARTS.pattern}")
+PIECE = 1 << 10
+"""Rows of vectors, at most, that are written and checked together."""
 TABLES = (
     "CREATE TABLE manifest (value TEXT)",
-    "CREATE TABLE segments (number INTEGER PRIMARY KEY, owners BLOB, passages BLOB,"
-    " vector_checksums BLOB)",
+    "CREATE TABLE pieces (row INTEGER PRIMARY KEY, owners BLOB, passages BLOB, checksum INTEGER)",
 )
-
+_PART = re.compile(r"(rag-demo|vectors|words)-(\d+)[-\w]*(\.(sqlite|f32)[-\w]*)?")
+_DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
+_OLD = "index.sqlite"  # of version 2
+_ATTEMPTS = 20  # another process may replace the files while they are being opened
 # SQLite's messages about a disk, a quota or a permission. The database may be intact.
 _IS_TRANSIENT = re.compile("unable to open|disk I/O|is full|readonly|interrupted|out of memory")
 
 Passages = npt.NDArray[np.int32]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -79,9 +75,9 @@ class Manifest:
         next_number: The number of the next document.
         file_number: The N in the names of the files.
         identity: A random number, chosen when files with another N are begun.
-        words_number: The K in the name of the full-text index; 0 without one.
-        words_end: The full-text index has the documents with smaller numbers.
-        words_files: The checksums of the files of the full-text index.
+        words_number: The K in the name of the full-text index.
+        words_end: The full-text index has the documents with smaller numbers; 0 without one.
+        words_checksum: The checksum of the full-text index.
         language: The language of stems in the full-text index.
         commit: A random string, chosen with every change.
         version: The version of the format.
@@ -98,70 +94,46 @@ class Manifest:
     identity: int = 0
     words_number: int = 0
     words_end: int = 0
-    words_files: Mapping[str, int] = field(default_factory=dict)
+    words_checksum: int = 0
     language: str = "english"
     commit: str = ""
     version: int = VERSION
-
-    @property
-    def documents_name(self) -> str:
-        """The name of the database of documents."""
-        return f"documents-{self.file_number}.sqlite"
 
     @property
     def vectors_name(self) -> str:
         """The name of the file of vectors."""
         return f"vectors-{self.file_number}.f32"
 
-    def words(self, folder: Path) -> WordsFolder | None:
-        """The full-text index in the folder of this index, or None."""
-        if not self.words_number:
-            return None
-        return WordsFolder(folder / self.words_name, self.words_end, self.words_files)
-
     @property
     def words_name(self) -> str:
         """The name of the folder of the full-text index."""
         return f"words-{self.file_number}-{self.words_number}"
 
-    def names(self, file: str) -> bool:
-        """Tell whether a file of the index belongs to this state."""
-        whole = file.removesuffix("-wal").removesuffix("-shm").removesuffix("-journal")
-        return whole in (self.documents_name, self.vectors_name, self.words_name)
+    def words(self, folder: Path) -> WordsFolder | None:
+        """The full-text index in the folder of this index, or None."""
+        if not self.words_end:
+            return None
+        return WordsFolder(folder / self.words_name, self.words_end, self.words_checksum)
+
+    def names(self, part: str) -> bool:
+        """Tell whether a file or folder belongs to this state."""
+        of_database = part.startswith(database_name(self.file_number))
+        return of_database or part in (self.vectors_name, self.words_name)
 
 
-@dataclass
-class Segment:
-    """The description of up to `SEGMENT` rows of vectors.
-
-    Attributes:
-        owners: The number of the document of each row, or `GONE`: shape (n,).
-        passages: Start and stop of each row's passage: shape (n, 2).
-        vector_checksums: One for each block of vectors.
-    """
-
-    owners: Rows
-    passages: Passages
-    vector_checksums: npt.NDArray[np.uint32]
-
-    def row(self) -> tuple[Any, ...]:
-        """Return the values of `SEGMENT_COLUMNS`."""
-        arrays = (self.owners, self.passages, self.vector_checksums)
-        return tuple(np.ascontiguousarray(array).tobytes() for array in arrays)
-
-    @classmethod
-    def empty(cls) -> Segment:
-        """Return a segment without rows."""
-        return cls(np.empty(0, np.int64), np.empty((0, 2), np.int32), np.empty(0, np.uint32))
-
-    @classmethod
-    def of(cls, row: Sequence[Any]) -> Segment:
-        """Make a segment of the values of `SEGMENT_COLUMNS`."""
-        owners, passages, checksums = map(np.frombuffer, row, (np.int64, np.int32, np.uint32))
-        return cls(owners, passages.reshape(-1, 2), checksums)
+def database_name(number: int) -> str:
+    """Return the name of the Nth database."""
+    return f"rag-demo-{number}.sqlite"
 
 
-SEGMENT_COLUMNS = "owners, passages, vector_checksums FROM segments"
+def databases_of(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the databases of a folder, the newest first."""
+    return sorted((int(each[1]) for each in map(_DATABASE.fullmatch, names) if each), reverse=True)
+
+
+def is_part(name: str) -> bool:
+    """Tell whether a file or folder is a part of an index."""
+    return _PART.fullmatch(name) is not None
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
@@ -176,95 +148,90 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         IndexFileError: The index is missing, damaged, or of another version.
     """
-    with contextlib.closing(open_index(folder)) as database:
-        return read_manifest_from(folder, database)
+    return reading(folder, lambda connection, manifest: manifest)
 
 
-def refuse_foreign_folder(folder: Path) -> None:
-    """Refuse a folder that holds something else than an index.
+def refuse_foreign_folder(folder: Path) -> list[str]:
+    """Return the names in a folder, which must be empty or an index.
 
     Raises:
-        IndexFileError: The folder holds something else, or is not a folder.
+        IndexFileError: The folder holds something else.
     """
-    try:
-        if not folder.exists() and not folder.is_symlink():
-            return
-        names = [path.name for path in folder.iterdir()]
-    except OSError as error:
-        raise unwritable(folder, error) from None
-    are_ours = all(map(_OURS.fullmatch, names))
-    is_index = DATABASE in names and not _is_of_another_program(folder / DATABASE)
-    if (not are_ours and not is_index) or (names == [DATABASE] and not is_index):
+    names = [path.name for path in folder.iterdir()]
+    if _OLD in names:
+        raise _of_old_version(folder)
+    foreign = [name for name in names if not is_part(name)]
+    if foreign and not databases_of(names):
         raise IndexFileError(
-            f"'{folder}' holds {names[0]!r} and is not an index; name a new or an empty folder"
+            f"'{folder}' holds {foreign[0]!r} and is not an index; name a new or an empty folder"
         )
+    return names
 
 
-def _is_of_another_program(path: Path) -> bool:
-    """Tell whether a file is a SQLite database with another program's tables."""
-    try:
-        uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=0)) as database:
-            names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-    except sqlite3.Error:
-        return False  # The database is empty, damaged or in use; the writer reports that.
-    return bool(names) and "manifest" not in names
+def _of_old_version(folder: Path) -> IndexVersionError:
+    return IndexVersionError(
+        f"'{folder}' holds {_OLD}, of an older version or another program; "
+        f"remove the folder if it is an index, and {HOW_TO_REBUILD} {folder}"
+    )
 
 
-def is_busy(error: sqlite3.Error) -> bool:
-    """Tell whether another connection is using the database."""
-    return "lock" in str(error) or "busy" in str(error)
+def reading(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) -> _Result:
+    """Call a function with the database and the manifest, in a transaction.
 
-
-def is_part(name: str) -> bool:
-    """Tell whether a file is a part of an index beside ``index.sqlite``."""
-    return _PARTS.fullmatch(name) is not None
-
-
-def read_manifest_from(folder: Path, database: sqlite3.Connection) -> Manifest:
-    """Read the manifest of an open index; see `read_manifest`."""
-    with reading_errors(folder / DATABASE):
-        query = "SELECT 1 FROM sqlite_master WHERE name = 'manifest'"
-        table = database.execute(query).fetchone()
-        row = table and database.execute("SELECT value FROM manifest").fetchone()
-        if not row:
-            raise IndexFileError(f"there is no index in '{folder}'; {HOW_TO_CREATE}")
-        manifest = json.loads(row[0])
-        if manifest.get("version") != VERSION:
-            raise IndexVersionError(
-                f"'{folder}' has index version {manifest.get('version')}, but this program reads "
-                f"version {VERSION}; use a matching rag-demo, or {HOW_TO_REBUILD} {folder} --yes"
-            )
-        return Manifest(**{**manifest, "model": ModelIdentity(**manifest["model"])})
-
-
-def open_index(folder: Path) -> sqlite3.Connection:
-    """Open ``index.sqlite`` and begin a transaction, which sees the index as it is now.
+    It is called again if another process has replaced the files meanwhile.
 
     Raises:
         IndexFileError: The index is missing, damaged or unreadable.
     """
-    path = folder / DATABASE
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _read(folder, use)
+        except FileNotFoundError as error:
+            if attempt == _ATTEMPTS - 1:
+                raise damaged(Path(str(error.filename)), "it is missing") from None
+        except OSError as error:
+            raise damaged(Path(str(error.filename or folder)), error) from None
+    raise AssertionError
+
+
+def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) -> _Result:
+    missing = IndexFileError(f"there is no index in '{folder}'; {HOW_TO_CREATE}")
     try:
-        os.close(os.open(folder, os.O_RDONLY))  # Its errors are clearer than SQLite's.
-        uri = readable_uri(path)
+        names = [path.name for path in folder.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
-        raise IndexFileError(f"there is no index in '{folder}'; {HOW_TO_CREATE}") from None
-    except OSError as error:
-        raise damaged(path, error) from None
+        raise missing from None
+    if _OLD in names:
+        raise _of_old_version(folder)
+    for number in databases_of(names):
+        path = folder / database_name(number)
+        uri = readable_uri(path)
+        with reading_errors(path):
+            database = sqlite3.connect(uri, uri=True, timeout=5, isolation_level=None)
+        with contextlib.closing(database):
+            with reading_errors(path):
+                database.execute("BEGIN")
+            manifest = read_manifest_from(path, database)
+            if manifest is not None:
+                return use(database, manifest)
+    raise missing
+
+
+def read_manifest_from(path: Path, database: sqlite3.Connection) -> Manifest | None:
+    """Read the manifest of an open database; None if nothing was committed."""
     with reading_errors(path):
-        database = sqlite3.connect(uri, uri=True, timeout=5, isolation_level=None)
-        database.execute("BEGIN")
-        return database
-
-
-def use_rollback_journal(connection: sqlite3.Connection) -> None:
-    """Let a database be read by users that may not write it, and lie on a network volume.
-
-    SQLite's log (WAL) needs memory that all readers can write.
-    """
-    connection.execute("PRAGMA journal_mode = DELETE")
-    connection.execute("PRAGMA cache_spill = OFF")  # Readers wait for a commit only.
+        query = "SELECT 1 FROM sqlite_master WHERE name = 'manifest'"
+        table = database.execute(query).fetchone()
+        row = table and database.execute("SELECT value FROM manifest").fetchone()
+        if not row:
+            return None
+        manifest = json.loads(row[0])
+        if manifest.get("version") != VERSION:
+            raise IndexVersionError(
+                f"'{path}' has index version {manifest.get('version')}, but this program reads "
+                f"version {VERSION}; use a matching rag-demo, or {HOW_TO_REBUILD} {path.parent} "
+                "--yes"
+            )
+        return Manifest(**{**manifest, "model": ModelIdentity(**manifest["model"])})
 
 
 def readable_uri(path: Path) -> str:
@@ -272,17 +239,16 @@ def readable_uri(path: Path) -> str:
 
     Raises:
         OSError: The file is missing.
-        IndexFileError: It is damaged or unreadable.
     """
     # Do not open the file here: closing it would drop SQLite's locks in this process.
     path.stat()
     # Who may write also undoes what a killed writer has left.
     way = "mode=rw" if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK) else "mode=ro"
-    uri = f"file:{quote(os.fsencode(path.resolve()))}?{way}"
-    with reading_errors(path):
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as database:
-            database.execute("SELECT 1 FROM sqlite_master").fetchone()
-        return uri
+    return f"file:{quote(os.fsencode(path.resolve()))}?{way}"
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return "lock" in str(error) or "busy" in str(error)
 
 
 @contextlib.contextmanager
@@ -291,7 +257,7 @@ def reading_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if is_busy(error):
+        if _is_busy(error):
             raise UnreadableIndexError(f"'{path}' is being changed; try again") from None
         if _IS_TRANSIENT.search(str(error)):
             raise UnreadableIndexError(
@@ -310,7 +276,7 @@ def writing_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if is_busy(error):
+        if _is_busy(error):
             raise WriterBusyError(
                 f"another process is writing into '{folder}'; try again when it has finished"
             ) from None
@@ -321,10 +287,8 @@ def writing_errors(folder: Path) -> Iterator[None]:
     except sqlite3.ProgrammingError:
         raise
     except (sqlite3.Error, DamagedRowError) as error:
-        raise damaged(folder / DATABASE, error) from None
-    except FileNotFoundError as error:
-        if folder.exists() and error.filename:
-            raise damaged(Path(str(error.filename)), "it is missing") from None
-        raise unwritable(folder, error) from None
+        raise damaged(folder, error) from None
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and folder.exists() and error.filename:
+            raise damaged(Path(str(error.filename)), "it is missing") from None
         raise unwritable(folder, error) from None

@@ -139,21 +139,16 @@ def _open_writer(
 
         return PostgresStore(folder)
     folder = Path(folder)
+    may_start_over = covers_all and (replace or _source_of(folder) == source)
+    writer = IndexWriter(folder, start_over=may_start_over)
     try:
-        writer = IndexWriter(folder, start_over=replace and covers_all)
-    except DamagedIndexError:
-        if not covers_all or _source_of(folder) != source:
-            raise
-        return IndexWriter(folder, start_over=True)
-    manifest = writer.manifest
-    try:
-        if manifest is not None:
-            is_small = 4 * manifest.rows * manifest.dimension <= _CHECKED_BYTES
+        manifest = writer.manifest
+        is_small = manifest and 4 * manifest.rows * manifest.dimension <= _CHECKED_BYTES
+        if manifest is not None and (covers_all or is_small):
             try:
-                if covers_all or is_small:
-                    writer.check()
+                writer.check()
             except DamagedIndexError:
-                if not covers_all or not (replace or manifest.source == source):
+                if not may_start_over:
                     raise
                 writer.clear(manifest.model, source=manifest.source)
     except BaseException:  # After an interrupt too, nothing else closes the writer.

@@ -21,12 +21,11 @@ from rag_demo.stores.search import Search
 from rag_demo.stores.snapshot import Snapshot, VectorRows
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
-from rag_demo.stores.writer import IndexWriter
+from rag_demo.stores.writer import MOST_BEHIND, IndexWriter
 from rag_demo.vectors import Vectors
 from torch_utils import ResourceClosedError
 
 _ROWS_AT_ONCE = 1 << 13
-_DOCUMENTS_AT_ONCE = 1 << 11
 _WORDS_BEHIND = 1 << 10  # documents that are added to the full-text index by the next search
 
 
@@ -114,8 +113,7 @@ class LocalStore:
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
         with self._search() as snapshot:
-            found = snapshot.find(ids)
-            documents = dict(zip(found, snapshot.documents.get(list(found.values())), strict=True))
+            documents = snapshot.documents.known(ids, snapshot.alive.rows)[1]
             return [documents.get(name) for name in ids]
 
     def ids(self) -> Iterator[str]:
@@ -146,21 +144,13 @@ class LocalStore:
     def batches(self) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors, as they are at the first batch."""
         with self._search() as snapshot:
-            numbers = np.flatnonzero(snapshot.alive.rows)
-            owners = snapshot.live_owners
-            order = np.argsort(owners, kind="stable")
-        for start in range(0, len(numbers), _DOCUMENTS_AT_ONCE):
-            some = numbers[start : start + _DOCUMENTS_AT_ONCE]
-            first, last = np.searchsorted(owners[order], [some[0], some[-1] + 1])
-            rows = order[first:last]
+            batches = snapshot.batches()
+        while True:
             with self._search():
-                yield EmbeddedBatch(
-                    snapshot.documents.get(some.tolist()),
-                    np.searchsorted(some, owners[rows]),
-                    snapshot.spans.rows[rows],
-                    snapshot.vectors.take(rows),
-                    snapshot.identity,
-                )
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[Snapshot]:
@@ -218,7 +208,7 @@ class LocalStore:
                     self._snapshot = snapshot = snapshot.copied()
                 writer.clear(identity, language=snapshot.words.language)
                 self._append(writer, snapshot, 0, 0)
-                writer.catch_up_words(known=snapshot.words.folder(), most_behind=1 << 13)
+                writer.catch_up_words(known=snapshot.words.folder(), most_behind=MOST_BEHIND)
             writer.describe(source=None, finished=True)
             # After an interrupt it is unknown which of the two states the folder has.
             known = [] if before is None else [before]

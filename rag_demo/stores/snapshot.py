@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,12 +16,10 @@ from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_format import GONE
 from rag_demo.stores.saved_index import SavedIndex, temporary_documents
-from rag_demo.stores.scratch import Scratch
-from rag_demo.stores.store import EmbeddedBatch, places_of_older, unused_ids
+from rag_demo.stores.store import EmbeddedBatch, batches_of, places_of_older, unused_ids
 from rag_demo.stores.words import TextIndex
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, renumbered
 
-_AT_ONCE = 1 << 11  # documents that are copied together
 _MANY_TIES = 1 << 10
 _MOST_GONE = 1 << 10  # rows or numbers of deleted documents that are never worth a copy
 
@@ -78,7 +76,6 @@ class Snapshot:
 
     Attributes:
         vectors: One row for each whole document and for each of its passages.
-        scratch: The temporary folder of the full text that was not loaded.
         documents: The documents, by number.
         words: The full-text index. It learns of new documents when it is searched.
         owners: The number of each row's document: int64.
@@ -93,7 +90,6 @@ class Snapshot:
     """
 
     vectors: VectorRows
-    scratch: Scratch
     documents: DocumentTable
     words: TextIndex
     owners: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, np.int64)))
@@ -109,9 +105,7 @@ class Snapshot:
     @classmethod
     def empty(cls, vectors: VectorRows, language: str) -> Snapshot:
         """Return a snapshot without documents."""
-        scratch = Scratch()
-        words = TextIndex(language, scratch)
-        return cls(vectors.empty_copy(), scratch, temporary_documents(), words)
+        return cls(vectors.empty_copy(), temporary_documents(), TextIndex(language))
 
     def emptied(self) -> Snapshot:
         """Return a snapshot without documents, with the same settings."""
@@ -120,7 +114,6 @@ class Snapshot:
     @classmethod
     def load(cls, vectors: VectorRows, folder: Path) -> Snapshot:
         """Open a saved index. Its files are read when they are needed."""
-        scratch = Scratch()
         saved = SavedIndex(folder)
         try:
             vectors = vectors.with_saved_rows(saved)
@@ -130,9 +123,8 @@ class Snapshot:
         manifest = saved.manifest
         return cls(
             vectors,
-            scratch,
             saved.documents,
-            TextIndex(manifest.language, scratch, saved.words, saved.words_index),
+            TextIndex(manifest.language, saved.words, saved.words_index),
             GrowableRows(saved.owners),
             GrowableRows(saved.passages),
             GrowableRows(saved.alive),
@@ -213,21 +205,15 @@ class Snapshot:
 
     def copied(self) -> Snapshot:
         """Return a copy with new numbers and without rows of deleted documents."""
-        new = replace(self.emptied(), identity=self.identity)
-        alive = self.alive.rows
-        numbers = np.flatnonzero(alive)
-        for start in range(0, len(numbers), _AT_ONCE):
-            some = self.documents.get(numbers[start : start + _AT_ONCE].tolist())
-            new.documents.replace_from(start, some)
-        rows = np.flatnonzero(self.live_rows)
-        return replace(
-            new,
-            vectors=new.vectors.extended(self.vectors.take(rows)),
-            owners=GrowableRows((np.cumsum(alive) - 1)[self.owners.rows[rows]]),
-            spans=GrowableRows(self.spans.rows[rows]),
-            alive=GrowableRows(np.ones(len(numbers), bool)),
-            count=len(numbers),
-        )
+        new = self.emptied()
+        for batch in self.batches():
+            new = new.with_batch(batch)
+        return new
+
+    def batches(self) -> Iterator[EmbeddedBatch]:
+        """Yield all documents with their vectors."""
+        parts = self.documents, self.live_owners, self.spans.rows, self.alive.rows
+        return batches_of(*parts, self.vectors.take, self.identity)
 
     @property
     def live_rows(self) -> Mask:
@@ -302,4 +288,3 @@ class Snapshot:
         self.documents.close()
         if self.saved is not None:
             self.saved.close()
-        self.scratch.close()

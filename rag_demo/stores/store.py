@@ -14,8 +14,9 @@ from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import HOW_TO_INSTALL_ARROW, RagDemoError, short_repr
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
-from rag_demo.vectors import Rows, Vectors
+from rag_demo.vectors import Mask, Rows, Vectors
 
+_AT_ONCE = 1 << 11  # documents that are copied together
 _COLUMNS = ("id", "text", "metadata", "file", "spans", "vectors")
 
 
@@ -141,6 +142,35 @@ def places_of_older(
             )
     takes_over = {batch.documents[place].id: place for place in bare}
     return {number: takes_over.get(name, -1) for name, number in older.items()}
+
+
+def batches_of(
+    documents: Any,
+    owners: Rows,
+    spans: Any,
+    alive: Mask,
+    take: Callable[[Rows], Vectors],
+    identity: ModelIdentity | None,
+) -> Iterator[EmbeddedBatch]:
+    """Yield documents that exist with their vectors.
+
+    Args:
+        documents: A `rag_demo.stores.documents.DocumentTable`.
+        owners: The number of each row's document; other rows have -1: shape (rows,).
+        spans: The passage of each row: shape (rows, 2).
+        alive: Whether the document of each number exists: shape (numbers,).
+        take: Returns the vectors of rows.
+        identity: The model that made the vectors.
+    """
+    numbers, order = np.flatnonzero(alive), np.argsort(owners, kind="stable")
+    ordered = owners[order]
+    for start in range(0, len(numbers), _AT_ONCE):
+        some = numbers[start : start + _AT_ONCE]
+        first, last = np.searchsorted(ordered, [some[0], some[-1] + 1])
+        rows = order[first:last]
+        places = np.searchsorted(some, owners[rows])
+        some_documents = documents.get(some.tolist())
+        yield EmbeddedBatch(some_documents, places, spans[rows], take(rows), identity)
 
 
 def unused_ids(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
+import tempfile
 import threading
+import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ import numpy.typing as npt
 
 from rag_demo.database import FORK_AWARE
 from rag_demo.errors import HOW_TO_INSTALL, RagDemoError, UnknownLanguageError, short_repr
-from rag_demo.stores.scratch import Scratch
 from rag_demo.stores.tokens import STOP_WORDS, tokenize
 from rag_demo.vectors import Mask, Rows
 
@@ -39,22 +39,12 @@ class WordsFolder(NamedTuple):
     Attributes:
         folder: The folder.
         end: It has the documents with smaller numbers.
-        files: The checksums of its files.
+        checksum: The checksum of its files.
     """
 
     folder: Path
     end: int
-    files: Mapping[str, int]
-
-    @classmethod
-    def of(cls, folder: Path, end: int, known: Mapping[str, int]) -> WordsFolder:
-        """Describe a folder as it is; ``known`` has checksums of files that never change."""
-        names = [path.name for path in folder.iterdir() if path.suffix != ".lock"]
-        return cls(folder, end, {
-            name: known[name] if name in known and not name.endswith(".json")
-            else zlib.crc32((folder / name).read_bytes())
-            for name in names
-        })  # fmt: skip
+    checksum: int
 
     def open(self) -> Any:
         """Open the index, which stays open when its files are removed. None if it is damaged.
@@ -64,31 +54,38 @@ class WordsFolder(NamedTuple):
         Raises:
             FileNotFoundError: A file is missing.
         """
-        for name, checksum in self.files.items():
-            if zlib.crc32((self.folder / name).read_bytes()) != checksum:
-                log.warning("the full-text index '%s' is damaged; it is made again", self.folder)
-                return None
+        if checksum_of(self.folder) != self.checksum:
+            log.warning("the full-text index '%s' is damaged; it is made again", self.folder)
+            return None
         try:
             return _quiet(_tantivy().Index.open(str(self.folder)))
         except (ValueError, RagDemoError) as error:  # For example, tantivy is not installed.
             log.debug("the full-text index '%s' cannot be used: %s", self.folder, error)
             return None
 
-    def copy_into(self, folder: Path) -> bool:
-        """Link or copy the files into another folder, and tell whether all are there."""
-        for name in self.files:
-            try:
-                # Tantivy replaces these by others with new content, and changes no other file.
-                if not name.endswith(".json"):
-                    with contextlib.suppress(OSError):  # Links do not reach other disks.
-                        os.link(self.folder / name, folder / name)
-                        continue
-                shutil.copy(self.folder / name, folder / name)
-            except FileNotFoundError:  # A writer has removed it.
-                shutil.rmtree(folder)
-                folder.mkdir()
-                return False
-        return bool(self.files)
+
+def new_words(folder: Path, known: WordsFolder | None) -> int:
+    """Make a folder with what another one has, and return the end of that; 0 if it is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if known is not None:
+        try:
+            shutil.copytree(known.folder, folder)
+            if checksum_of(folder) == known.checksum:
+                return known.end
+        except (OSError, shutil.Error):  # A writer has removed it.
+            pass
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return 0
+
+
+def checksum_of(folder: Path) -> int:
+    """Return a checksum of the files of a folder and of their names."""
+    checksum = 0
+    for path in sorted(folder.iterdir()):
+        if path.suffix != ".lock":
+            checksum = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), checksum))
+    return checksum
 
 
 def add_texts(folder: Path, texts: Iterable[tuple[int, str]], language: str) -> Any:
@@ -121,30 +118,35 @@ class TextIndex:
     Documents are added in the order of their numbers and never removed. A search gets a mask of
     those that still exist. Scores are tantivy's BM25 with k1 = 1.2 and b = 0.75.
 
+    What a saved folder lacks is added to a copy in a temporary folder, which `close` removes, at
+    the latest at exit. A forked child makes its own; a killed process leaves its folder behind.
+
     Args:
         language: The language of stems; see `stems_of`.
-        scratch: Holds the folder that has more documents than the saved one.
         saved: The saved folder, which is not changed.
         index: Its open index.
     """
 
-    def __init__(
-        self, language: str, scratch: Scratch, saved: WordsFolder | None = None, index: Any = None
-    ) -> None:
+    def __init__(self, language: str, saved: WordsFolder | None = None, index: Any = None) -> None:
         self.language = language
-        self._scratch, self._saved, self._opened = scratch, saved, index
-        self._lock = threading.RLock()
-        self._use_saved()
-        self._folder: Path | None = None  # in the scratch
+        self._saved, self._opened = saved, index
+        self._remove: weakref.finalize[Any, Any] | None = None
+        self.leave_to_parent()
         FORK_AWARE.add(self)
+
+    def leave_to_parent(self) -> None:
+        """Begin with the saved index; a forked child forgets the folder of its parent."""
+        if self._remove is not None:
+            self._remove.detach()
+        self._lock = threading.RLock()
+        self._remove = None
+        self._folder: Path | None = None  # in the temporary folder
+        self._index = self._opened
+        self.end = 0 if self._saved is None else self._saved.end
 
     def lacks(self, end: int) -> int:
         """Return how many numbers below ``end`` the index has not seen."""
         return end - self.end
-
-    def _use_saved(self) -> None:
-        self._index = self._opened
-        self.end = 0 if self._saved is None else self._saved.end
 
     def catch_up(self, end: int, texts_from: TextsFrom) -> None:
         """Add the missing documents.
@@ -163,31 +165,23 @@ class TextIndex:
             self._folder = None  # After an error it is made again.
             try:
                 if folder is None:
-                    folder = self._new_folder()
-                texts = texts_from(self.end)
-                index = add_texts(
-                    folder, ((n, text) for n, text in texts if n < end), self.language
-                )
+                    if self._remove is None:
+                        made = tempfile.mkdtemp(prefix="rag-demo-")
+                        self._remove = weakref.finalize(self, shutil.rmtree, made, True)
+                    folder = Path(self._remove.peek()[2][0], "words")  # type: ignore[index]  # alive
+                    self.end = new_words(folder, self._saved)
+                texts = ((n, text) for n, text in texts_from(self.end) if n < end)
+                self._index = add_texts(folder, texts, self.language)
             except (ValueError, OSError) as error:
                 raise RagDemoError(f"the full-text index cannot be written: {error}") from None
-            self._index, self._folder, self.end = index, folder, end
-
-    def _new_folder(self) -> Path:
-        """Make a folder with all that is known so far."""
-        folder = self._scratch.folder() / "words"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        saved = self._saved
-        self.end = saved.end if saved is not None and saved.copy_into(folder) else 0
-        return folder
+            self._folder, self.end = folder, end
 
     def folder(self) -> WordsFolder | None:
         """Return the folder with the most documents, to copy it, or None."""
         with self._lock:
             if self._folder is None:
                 return self._saved
-            known = {} if self._saved is None else self._saved.files
-            return WordsFolder.of(self._folder, self.end, known)
+            return WordsFolder(self._folder, self.end, checksum_of(self._folder))
 
     def search(self, query: str, counts: Mask, top_k: int) -> tuple[Rows, npt.NDArray[np.float64]]:
         """Find the documents that have words of a query.
@@ -231,16 +225,12 @@ class TextIndex:
             limit *= 4
 
     def close(self) -> None:
-        """Forget the index."""
+        """Forget the index, and remove the temporary folder."""
         with self._lock:
-            self._saved = self._folder = self._index = self._opened = None
-            self.end = 0
-
-    def leave_to_parent(self) -> None:
-        """In a forked child, forget the folder and the index of the parent process."""
-        self._lock = threading.RLock()
-        self._folder = None
-        self._use_saved()
+            if self._remove is not None:
+                self._remove()
+            self._saved = self._opened = None
+            self.leave_to_parent()
 
 
 def _stems(words: Iterable[str], language: str) -> Iterator[str]:
