@@ -99,22 +99,26 @@ def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
+    """Read JSON lines, each with an id of its own and a text."""
     records: dict[str, dict[str, Any]] = {}
+    number = 0
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                record = json.loads(line)
-                if not isinstance(record, dict) or "_id" not in record or "text" not in record:
-                    raise SourceError(f'{path}:{number}: expected an object with "_id" and "text"')
-                if str(record["_id"]) in records:
-                    raise SourceError(f"{path}:{number}: the _id {record['_id']!r} appears twice")
-                records[str(record["_id"])] = record
+            for number, line in enumerate(file, start=1):  # noqa: B007  (errors name it)
+                record = json.loads(line) if line.strip() else None
+                if (
+                    record is not None
+                    and records.setdefault(str(record["_id"]), record) is not record
+                ):
+                    raise ValueError(f"the _id {record['_id']!r} appears twice")
+                if record is not None and "text" not in record:
+                    raise KeyError("text")
     except OSError as error:
         raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
+    except (KeyError, TypeError) as error:
+        raise SourceError(f'{path}:{number}: expected an object with "_id" and "text"') from error
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"'{path}' cannot be read as JSON lines: {error}") from None
+        raise SourceError(f"{path}:{number} cannot be read as JSON lines: {error}") from None
     return list(records.values())
 
 

@@ -53,8 +53,8 @@ def info(folder: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts))
         return
-    facts |= {"keys": ", ".join(facts["keys"])}
-    facts |= {"bytes": format_bytes(nbytes), "finished": "yes" if manifest.finished else "no"}
+    finished = "yes" if manifest.finished else "no"
+    facts |= {"keys": ", ".join(sorted(keys)), "bytes": format_bytes(nbytes), "finished": finished}
     for name, value in facts.items():
         say(f"{name:10} {value}")
 

@@ -67,7 +67,7 @@ def _typed(value: str) -> str | int | float | bool:
 
 def explain(where: Mapping[str, Mapping[str, Any]], places: Sequence[Any]) -> None:
     """Warn of conditions that no document of some indexes can fulfil."""
-    from rag_demo.stores.filters import TEXT, encode
+    from rag_demo.stores.filters import COMPARISONS, TEXT, encode
 
     kinds: dict[str, set[int]] = {}
     for place in places:
@@ -81,6 +81,6 @@ def explain(where: Mapping[str, Mapping[str, Any]], places: Sequence[Any]) -> No
             warn(f"no document has the metadata key {key!r}; {keys}")
             continue
         for name, wanted in conditions.items():
-            is_text = name in ("$gt", "$gte", "$lt", "$lte") and encode(wanted)[0] == TEXT
+            is_text = name in COMPARISONS and encode(wanted)[0] == TEXT
             if is_text and TEXT not in kinds[key]:
                 warn(f"{key!r} is compared with {wanted!r}, but no document has text there")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -42,14 +43,11 @@ class Skipped:
             reason: One of a few reasons; it continues "a file".
             detail: The details of this case.
         """
-        file, _, line = name.rpartition(":")
-        if name.endswith("/"):
-            kind = "folder"
-        elif file and line.isdecimal():
-            kind = "line"
-        else:
-            kind = PurePath(name).suffix.lower() or "without suffix"
-        self._counts.setdefault(reason, Counter())[kind] += 1
+        is_line = re.search(r":\d+$", name)
+        kind = (
+            "folder" if name.endswith("/") else "line" if is_line else PurePath(name).suffix.lower()
+        )
+        self._counts.setdefault(reason, Counter())[kind or "without suffix"] += 1
         names = self._names.setdefault(reason, [])
         if len(names) < (_NAMES if reason in _EXPECTED else _MORE_NAMES):
             names.append(f"{name}: {detail}" if detail else name)
@@ -64,18 +62,15 @@ class Skipped:
 
     def _describe(self, reason: str) -> str:
         counts, names = self._counts[reason], self._names[reason]
-        most = counts.most_common(_KINDS)
-        kinds = [
-            f"{count} {kind}{'s' * (kind in ('folder', 'line') and count != 1)}"
-            for kind, count in most
-        ]
-        others = counts.total() - sum(count for _, count in most)
-        if others:
-            kinds.append(f"{others} others")
-        more = ", ..." if counts.total() > len(names) else ""
+        kinds = [f"{count} {kind}{'s' * (kind in ('folder', 'line') and count != 1)}"
+                 for kind, count in counts.most_common(_KINDS)]  # fmt: skip
+        if len(counts) > _KINDS:
+            kinds.append("others")
+        if counts.total() > len(names):
+            names = [*names, "..."]
         if counts.total() > 1:
             reason = reason.replace("that is ", "that are ")
-        return f"{', '.join(kinds)} {reason} ({', '.join(names)}{more})"
+        return f"{', '.join(kinds)} {reason} ({', '.join(names)})"
 
 
 class UnreadableError(Exception):

@@ -379,9 +379,7 @@ class PostgresStore(Resource):
         """Return the ids of the documents of files; None for all documents."""
         if files is None:
             return list(self.ids())
-        with self._transaction() as (run, _):
-            rows = run("SELECT id FROM {documents} WHERE file = ANY(%s)", list(files))
-            return [name for (name,) in rows]
+        return self._column("SELECT id FROM {documents} WHERE file = ANY(%s)", list(files))
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove documents."""
@@ -404,8 +402,11 @@ class PostgresStore(Resource):
     def files_in(self, prefix: str) -> list[str]:
         """Return the files whose names begin with a prefix."""
         query = "SELECT DISTINCT file FROM {documents} WHERE starts_with(file, %s)"
+        return self._column(query, prefix)
+
+    def _column(self, query: str, *values: Any) -> list[str]:
         with self._transaction() as (run, _):
-            return [file for (file,) in run(query, prefix)]
+            return [value for (value,) in run(query, *values)]
 
     def kinds(self) -> dict[str, set[int]]:
         """Return the keys of metadata, each with the kinds of its values."""
@@ -425,10 +426,7 @@ class PostgresStore(Resource):
         if where is None:
             return list(self.ids())
         clause, values = compile_filter(where)
-        with self._transaction() as (run, _):
-            return [
-                name for (name,) in run(f"SELECT id FROM {{documents}} WHERE {clause}", *values)
-            ]
+        return self._column(f"SELECT id FROM {{documents}} WHERE {clause}", *values)
 
     def verify(self) -> None:
         """Compare the tables with each other.
@@ -436,9 +434,7 @@ class PostgresStore(Resource):
         Raises:
             DamagedIndexError: They contradict each other.
         """
-        with self._transaction() as (run, _):
-            flaws = [what for (what,) in run(_FLAWS)]
-        if flaws:
+        if flaws := self._column(_FLAWS):
             raise DamagedIndexError(
                 f"{self.url} is damaged: {', '.join(flaws)}; {HOW_TO_REBUILD} URL --yes"
             )
@@ -460,8 +456,7 @@ class PostgresStore(Resource):
 
     def ids(self) -> Iterator[str]:
         """See `Store`."""
-        with self._transaction() as (run, _):
-            return iter([name for (name,) in run("SELECT id FROM {documents} ORDER BY number")])
+        return iter(self._column("SELECT id FROM {documents} ORDER BY number"))
 
     def search(
         self,
@@ -604,9 +599,8 @@ def _without(run: _Run, state: Manifest, ids: Sequence[str]) -> Manifest:
     gone = run(query, list(ids)).fetchall()
     if gone:
         numbers = [number for number, _ in gone]
-        run("DELETE FROM {vectors} WHERE document = ANY(%s)", numbers)
-        run("DELETE FROM {bits} WHERE document = ANY(%s)", numbers)
-        run("DELETE FROM {postings} WHERE document = ANY(%s)", numbers)
+        for table in ("vectors", "bits", "postings"):
+            run(f"DELETE FROM {{{table}}} WHERE document = ANY(%s)", numbers)
     words = state.words - sum(words for _, words in gone)
     return replace(state, count=state.count - len(gone), words=words)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,20 +40,6 @@ def test_file_added_by_another_path_replaces_itself(
         assert answer["place"].startswith(str(place))
 
 
-def test_records_with_equal_path_fields_are_different_texts(here: Path) -> None:
-    first: list[Any] = [
-        {"id": "a", "text": "alpha", "path": "a.py"},
-        {"id": "b", "text": "b", "path": ["x"]},
-    ]
-    second: list[Any] = [
-        {"id": "c", "text": "gamma", "path": "a.py"},
-        {"id": "d", "text": "d", "path": {}},
-    ]
-    succeed("index", write_lines(here / "1.jsonl", first), "--out", "i", *TINY)
-    succeed("add", "i", write_lines(here / "2.jsonl", second))
-    assert texts("i") == ["alpha", "b", "d", "gamma"]
-
-
 def test_add_removes_texts_that_a_file_no_longer_has(here: Path) -> None:
     """An unreadable file keeps its texts."""
     (here / "sub").mkdir()
@@ -66,22 +50,6 @@ def test_add_removes_texts_that_a_file_no_longer_has(here: Path) -> None:
     (here / "sub" / "broken.md").write_bytes(b"\xff\xfe\0")
     succeed("add", "i", "sub")
     assert texts("i") == ["words of broken.md", "words of stays.md"]
-
-
-def test_different_pipes_are_different_sources() -> None:
-    """The same text again is the same source."""
-    index = ("index", "-", "--out", "i", *TINY)
-    for _ in range(2):
-        succeed(*index, stdin="one text of some length")
-    assert "--yes" in fail(*index, stdin="another text of some length")
-    assert texts("i") == ["one text of some length"]
-    lines = '{"text": "first"}\n'
-    succeed(*index, "--yes", stdin="\ufeff" + lines)  # As Windows begins a file.
-    succeed(*index, stdin=lines + '{"text": "second"}\n')
-    assert texts("i") == ["first", "second"]
-    succeed("add", "i", "-", stdin="a third")
-    assert "--yes" in fail(*index, stdin=lines)
-    assert len(texts("i")) == 3
 
 
 INTERRUPTED = """
@@ -124,34 +92,6 @@ def test_add_to_an_incomplete_index_is_refused(here: Path) -> None:
     assert "run that command again" in fail("add", "i", "c.md")
     succeed("add", "i", "b")
     assert info("i")["finished"] and info("i")["texts"] == 4202
-
-
-def test_add_with_a_changed_model_names_the_index_command(here: Path) -> None:
-    """`add` has no option --yes."""
-    shutil.copytree(TINY[1], "model")
-    (here / "a.md").write_text("words of a")
-    (here / "b.md").write_text("words of b")
-    succeed("index", "a.md", "--out", "i", "--model", "model")
-    weights = here / "model" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    error = fail("add", "i", "b.md")
-    assert "rag-demo index SOURCE --out i --yes" in error
-    assert "replace=True" not in error
-    assert info("i")["texts"] == 1
-
-
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_nan_and_infinity_are_refused(here: Path, value: str) -> None:
-    """Before anything is embedded; in a folder, such a line is skipped."""
-    (here / "f").mkdir()
-    (here / "f" / "c.jsonl").write_text(f'{{"text": "good"}}\n{{"text": "x", "v": [{value}]}}')
-    assert "which JSON does not have" in fail("index", "f/c.jsonl", "--out", "i", *TINY)
-    assert not Path("i").exists()
-    succeed("index", "f", "--out", "i", *TINY)
-    assert texts("i") == ["good"]
-    assert "min_score must not be NaN" in fail("search", "i", "good", "--min-score", "nan")
 
 
 def test_file_that_is_gone_from_an_added_folder_is_removed(here: Path) -> None:

@@ -58,14 +58,6 @@ def test_short_section_is_found_with_its_line(index: Path) -> None:
     assert answer["place"].endswith("source/server.md:5")
 
 
-@pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
-def test_retrievers_give_the_same_answers(index: Path, mode: str) -> None:
-    options = ("8443", "--mode", mode)
-    found, other = (search(index, *options, "--retriever", kind) for kind in ("torch", "faiss"))
-    assert [each["id"] for each in found[0]["results"]] == [e["id"] for e in other[0]["results"]]
-    assert found[0]["results"]
-
-
 def test_index_says_how_many_texts_there_are_and_what_was_skipped(
     source: Path, tmp_path: Path
 ) -> None:
@@ -153,13 +145,6 @@ def test_add_and_delete_change_an_index(index: Path, tmp_path: Path) -> None:
     assert (facts["texts"], facts["model"]) == (len(before) - 1, TINY[1])
     assert facts["finished"] is True
     assert "finished   yes\n" in succeed("info", index)
-
-
-def test_all_texts_deleted_leaves_an_index(index: Path) -> None:
-    succeed("delete", index, "--where", "source!=1")
-    succeed("verify", index)
-    assert search(index, "x")[0]["results"] == []
-    assert info(index)["texts"] == 0
 
 
 @pytest.fixture
@@ -354,7 +339,3 @@ def test_language_of_stems_is_chosen_by_the_command(tmp_path: Path) -> None:
     succeed(*command)  # The language stays.
     assert search(*ask)[0]["results"][0]["id"] == "a"
     assert "language must be" in fail(*command, "--language", "klingon")
-
-
-def test_conditions_with_nan_are_compared_as_text(index: Path) -> None:
-    assert "compared with 'NaN'" in rag_demo("search", index, "x", "--where", "year>NaN").stderr

@@ -82,15 +82,6 @@ def test_other_kinds_of_files_are_read(tmp_path: Path) -> None:
     assert "2 lines that are not a document (d.jsonl:2: not JSON" in said
 
 
-def test_files_in_other_encodings_are_skipped(tmp_path: Path) -> None:
-    (tmp_path / "good.txt").write_text("Words that can be read by everyone.")
-    (tmp_path / "latin.txt").write_bytes("caf\xe9 cr\xe8me, other words".encode("latin-1"))
-    (tmp_path / "binary.txt").write_bytes(b"\0\1\2" * 100)
-    found, said = read(tmp_path)
-    assert len(found) == 1
-    assert "skipped 2: 2 .txt that are not UTF-8 text (binary.txt, latin.txt)" in said
-
-
 @pytest.mark.parametrize("content", [b"\r\n# A\r\n\r\nwords\r\n", b"\xef\xbb\xbf# A\n\nwords\n"])
 def test_windows_line_ends_and_marks_are_removed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.md").write_bytes(content)
@@ -139,29 +130,6 @@ def test_bad_json_line_is_named(tmp_path: Path, content: str, messages: list[str
     assert all(message in said for message in messages), said
 
 
-def test_error_for_unsupported_file_type_lists_supported_types(tmp_path: Path) -> None:
-    (tmp_path / "table.xlsx").write_bytes(b"x")
-    assert "supported: .md .markdown" in error(tmp_path / "table.xlsx")
-
-
-def test_long_file_is_cut_into_passages_with_places_and_headings(tmp_path: Path) -> None:
-    sentence = 'He said: "This is a sentence of some length!" And so it was, at 3.5 per cent. '
-    text = f"# One\n\n{sentence * 40}\n\n## Two\n\nA short passage.\n\n## Three\n\n{'word ' * 500}"
-    (tmp_path / "a.md").write_text(text)
-    found, _ = read(tmp_path)
-    passages = sorted(found.values(), key=lambda each: each["metadata"]["start"])
-    assert len(passages) > 5
-    assert {each["metadata"]["title"] for each in passages} >= {"One", "Three"}
-    for each in passages:
-        start, stop = each["metadata"]["start"], each["metadata"]["stop"]
-        assert text[start:stop] == each["text"]
-        assert len(each["text"]) <= 900  # with a heading
-        if each["metadata"]["title"] == "One" and "Two" not in each["text"]:
-            assert each["text"].endswith(("cent.", 'length!"'))
-    whole = "".join("".join(each["text"].split()) for each in passages)
-    assert whole == "".join(text.split())
-
-
 def pdf_of(*pages: str) -> bytes:
     """Write a PDF by hand: a page for each text."""
     count = len(pages)
@@ -207,18 +175,6 @@ def command(*arguments: str | Path, before: str) -> Any:
     """Run `rag-demo` in a process of its own, after some lines that change that process."""
     program = f"{before}\nfrom rag_demo.cli import main\nmain()\n"
     return run_forked(program, *map(str, arguments), quick_end=True)
-
-
-def test_pdf_without_pypdf_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "a.pdf").write_bytes(pdf_of("words"))
-    (tmp_path / "a.txt").write_text("words")
-    without = "import sys; sys.modules['pypdf'] = None"
-    result = command("index", tmp_path, "--out", tmp_path / "i", *TINY, before=without)
-    assert result.returncode == 0, str(result)
-    assert "a.pdf: it needs pypdf: pip install '.[pdf]'" in result.stderr
-    result = command("index", tmp_path / "a.pdf", "--out", tmp_path / "j", *TINY, before=without)
-    assert result.returncode == 2
-    assert "pip install" in result.stderr
 
 
 # Tests may run as root, who may read everything: so an audit hook refuses.
@@ -283,14 +239,3 @@ def test_index_within_the_folder_is_not_read(tmp_path: Path) -> None:
         assert result.returncode == 0, str(result)
     assert [each["text"] for each in documents(tmp_path / "index").values()] == ["words"]
     assert "1 folder that is a saved index (index/)" in result.stderr
-
-
-def test_list_of_skipped_files_stays_short(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("words")
-    (tmp_path / "log.jsonl").write_text("no JSON\n" * 5_000)
-    for number in range(300):
-        (tmp_path / f"{number}.x{number % 100}").touch()
-    found, said = read(tmp_path)
-    assert len(found) == 1
-    assert "skipped 5300: " in said
-    assert len(said) < 2_000

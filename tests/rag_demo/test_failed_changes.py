@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,59 +114,6 @@ def test_interrupted_change_is_all_or_nothing(
     kind: Any, options: Any, name: str, at_most: int
 ) -> None:
     check_change(lambda: used(kind, options), *CHANGES[name], at_most=at_most)
-
-
-@pytest.mark.slow
-@PLACES
-def test_interrupted_load_is_all_or_nothing(
-    kind: Any, options: Any, at_most: int, tmp_path: Path
-) -> None:
-    with used(kind, options) as other:
-        add(other, NEW)
-        other.save(tmp_path / "index")
-    check_change(
-        lambda: used(kind, options),
-        lambda retriever: retriever.load(tmp_path / "index"),
-        OLD | NEW,
-        at_most=at_most,
-    )
-
-
-@pytest.mark.slow
-@PLACES
-def test_interrupted_search_changes_no_answer(
-    kind: Any, options: Any, at_most: int, tmp_path: Path
-) -> None:
-    with used(kind, options) as other:
-        other.save(tmp_path / "index")
-
-    def make() -> Any:
-        retriever = kind(Hashed(), **options)
-        retriever.load(tmp_path / "index")
-        retriever.delete(["d5"])
-        add(retriever, {"d5": OLD["d5"]})
-        return retriever
-
-    check_change(make, search, OLD, at_most=at_most)
-
-
-def raise_memory_error() -> None:
-    raise MemoryError
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["replace", "delete most"])
-@pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_change_out_of_memory_is_all_or_nothing(kind: Any, options: Any, name: str) -> None:
-    change, after = CHANGES[name]
-
-    def try_to_change(retriever: Any) -> None:
-        with contextlib.suppress(MemoryError):
-            change(retriever)
-
-    check_change(
-        lambda: used(kind, options), try_to_change, after, at_most=QUICK, deliver=raise_memory_error
-    )
 
 
 class Naive(PyTorchGPURetriever):

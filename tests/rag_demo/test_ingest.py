@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from support.interrupts import Place, interrupt_everywhere
 from support.programs import assert_clean, run_forked
 from support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
 from support.waiting import wait_for
@@ -163,32 +162,6 @@ def test_second_run_into_a_folder_is_refused(command: list[str | Path], tmp_path
     assert f"another process is writing into '{tmp_path / 'i'}'" in refused
     assert 10 <= len(texts(tmp_path / "i")) < 30_000
     succeed("verify", tmp_path / "i")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # A file that was opened, and not yet kept.
-def test_interrupted_delete_leaves_the_old_or_the_new_index(
-    command: list[str | Path], tmp_path: Path
-) -> None:
-    write(tmp_path, 6)
-    succeed(*command)
-    left = set(texts(tmp_path / "i"))
-    outcomes: set[str] = set()
-
-    def check(place: Place) -> None:
-        gone = min(left)
-        place.run(lambda: rag_demo("delete", tmp_path / "i", gone))
-        found = set(texts(tmp_path / "i"))
-        assert found in (left, left - {gone}), place
-        outcomes.add("old" if found == left else "new" if place.delivered else "not interrupted")
-        if found != left:
-            write(tmp_path, 6)
-            succeed(*command)
-
-    # The new index is there for the last few instructions only, of which chance may choose none.
-    interrupt_everywhere(check, package="rag_demo", minimum=70, at_most=100)
-    assert outcomes >= {"not interrupted", "old"}
 
 
 MEMORY = """

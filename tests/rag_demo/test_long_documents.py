@@ -164,11 +164,3 @@ def test_passages_cover_the_text() -> None:
     titled, untitled = model.embedded[:-count], model.embedded[-count:]
     assert all(each.startswith("A title") for each in titled[1:])
     assert untitled == [whole, *passages]
-
-
-def test_document_with_equal_passages_is_found_once() -> None:
-    text = " ".join(["alpha"] * 1000)
-    assert len(embedded_of(text)) > 3
-    with PyTorchGPURetriever(WordCounts(), device="cpu") as retriever:
-        retriever.add(["alpha bravo", "bravo", text], passages=True)
-        assert sorted(result.id for result in retriever.search("alpha", top_k=3)) == ["0", "1", "2"]

@@ -10,8 +10,7 @@ import pytest
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 from support.programs import assert_clean, run_forked
-from support.small_collections import Hashed
-from torch_utils import ReleasedError, ResourceClosedError
+from torch_utils import ReleasedError
 
 KINDS = (PyTorchGPURetriever, FaissRetriever)
 TEXTS = ["cache", "memory", "paris", "tensor", "gradient", "a cache of memory"]
@@ -76,49 +75,6 @@ def test_program_with_open_retrievers_exits_cleanly(tmp_path: Path) -> None:
     assert_clean(run_forked(PROGRAM, "retrievers", str(tmp_path)))
 
 
-def test_naive_destructor_does_not_exit_cleanly(tmp_path: Path) -> None:
-    result = run_forked(PROGRAM, "naive", str(tmp_path))
-    assert "Exception ignored" in result.stderr
-    assert result.returncode == 0
-    with pytest.raises(AssertionError):
-        assert_clean(result)
-
-
-def test_default_ids_are_never_reused(retriever: Any, tmp_path: Path) -> None:
-    assert retriever.add(["a", "b"]) == ["0", "1"]
-    retriever.add(["x"], ids=["2"])
-    assert retriever.add(["c", "d"]) == ["3", "4"]
-    retriever.save(tmp_path / "index")
-    retriever.delete(["4"])
-    assert retriever.add(["e"]) == ["5"]
-    retriever.load(tmp_path / "index")
-    assert retriever.add(["f"]) == ["5"]
-
-
-def test_metadata_are_copied(retriever: Any) -> None:
-    given: dict[str, Any] = {"tags": ["a"], "of": {"n": 10**3900}}
-    retriever.add(["alpha"], [given], ["x"])
-    given["tags"].append("b")
-    first = retriever.search("alpha")[0]
-    assert first.metadata == {"tags": ["a"], "of": {"n": 10**3900}}
-    first.metadata["tags"].append("c")
-    first.metadata["of"]["n"] = 2
-    first.metadata["new"] = True
-    assert retriever.search("alpha")[0].metadata == {"tags": ["a"], "of": {"n": 10**3900}}
-
-
-def test_use_after_close_is_an_error(retriever: Any) -> None:
-    retriever.add(TEXTS)
-    assert retriever.close() is True
-    assert retriever.close() is False
-    for use in (
-        lambda: retriever.save("nowhere"),
-        lambda: retriever.load("nowhere"),
-    ):
-        with pytest.raises(ResourceClosedError, match="Retriever is closed"):
-            use()
-
-
 @pytest.mark.parametrize("top_k", [0, -1, 1.5, True, "3"])
 def test_top_k_must_be_positive(retriever: Any, top_k: Any) -> None:
     retriever.add(TEXTS)
@@ -165,20 +121,6 @@ def test_search_with_a_released_model_raises() -> None:
         release(TorchModel.layer)
         with pytest.raises(ReleasedError, match="Linear was released"):
             retriever.search("cache")
-
-
-def test_search_batch_accepts_any_iterable() -> None:
-    """Numpy numbers are accepted."""
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        retriever.add(["a", "b"])
-        queries: Any = (text for text in ("a", "b"))
-        found = retriever.search_batch(queries, np.int64(1))
-        assert [[hit.text for hit in hits] for hits in found] == [["a"], ["b"]]
-        for wrong in ({"min_score": "x"}, {"min_score": [1]}):
-            with pytest.raises(TypeError, match="min_score must be a number"):
-                retriever.search("a", **wrong)
-        with pytest.raises(TypeError, match="use search"):
-            retriever.search_batch("text")
 
 
 def test_stats_report_size_dimension_and_bytes(retriever: Any) -> None:

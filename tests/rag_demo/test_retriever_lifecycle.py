@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
-import queue
-import threading
 import tracemalloc
 import weakref
 from collections.abc import Iterator
@@ -19,7 +16,7 @@ import pytest
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from support.programs import run_forked
 from support.waiting import wait_for
-from torch_utils import ReleasedError, release
+from torch_utils import ReleasedError
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
 COUNT = 2000
@@ -37,14 +34,6 @@ class Model:
 
     def embed_query(self, text: str) -> Any:
         return np.arange(64) + 1.0
-
-
-def make_index(folder: Path, name: str, count: int) -> Path:
-    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
-        texts = [f"{name} text {n}" for n in range(count)]
-        retriever.add(texts, [{"of": name}] * count, [f"{name}{n}" for n in range(count)])
-        retriever.save(folder)
-    return folder
 
 
 class Text(str):
@@ -129,22 +118,6 @@ def test_closed_retriever_has_no_files_open(kind: Any, tmp_path: Path) -> None:
     wait_for(lambda: not files_open_in(tmp_path))  # A thread of tantivy ends within 0.5 s.
 
 
-def test_waiting_thread_is_not_reported_as_a_holder(tmp_path: Path) -> None:
-    lines: queue.SimpleQueue[None] = queue.SimpleQueue()
-    waiting = threading.Thread(target=lines.get)
-    waiting.start()
-    try:
-        retriever = PyTorchGPURetriever(Model(), device="cpu")
-        fill(retriever, texts_to_add())
-        retriever.save(tmp_path / "index")
-        retriever.load(tmp_path / "index")
-        retriever.search_batch(["number1"] * 8, top_k=3)
-        assert release(retriever).still_held == ()
-    finally:
-        lines.put(None)
-        waiting.join()
-
-
 def test_close_empties_the_tensor_in_place() -> None:
     retriever = PyTorchGPURetriever(Model())
     fill(retriever, texts_to_add())
@@ -180,106 +153,6 @@ def test_retriever_with_wrong_options_logs_nothing(
         PyTorchGPURetriever(Model(), **options)
     gc.collect()
     assert caplog.records == []
-
-
-ROUNDS = """
-import json, os, sys, time
-from pathlib import Path
-import numpy as np
-from rag_demo import {kind}
-from torch_utils import memory_snapshot
-
-class Model:
-    name = "m"
-    dimension = 64
-    def embed_documents(self, texts): return np.ones((len(texts), 64))
-    def embed_query(self, text): return np.arange(64) + 1.0
-
-folders = [Path(name) for name in sys.argv[1:3]]
-growth = []
-def wait_for_threads():  # Those of tantivy end within 0.5 s.
-    for _ in range(600):
-        if len(os.listdir("/proc/self/task")) <= before:
-            break
-        time.sleep(0.1)
-
-before = 0
-for round in range(100):
-    with {kind}(Model()) as retriever:
-        retriever.load(folders[round % 2])
-        retriever.search("x", top_k=3)
-        retriever.load(folders[1 - round % 2])
-        assert len(retriever.search("x", top_k=3)) == 3
-        assert len(retriever.search_batch(["x"] * 8, top_k=3)) == 8
-    if round == 9:
-        time.sleep(2)
-    if round == 99:
-        wait_for_threads()
-    if round in (9, 99):
-        before = len(os.listdir("/proc/self/task"))
-        files = len(os.listdir("/proc/self/fd"))
-        growth.append([memory_snapshot().host.rss_bytes, files, len(os.listdir("/proc/self/task"))])
-print(json.dumps(growth))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["PyTorchGPURetriever", "FaissRetriever"])
-def test_hundred_rounds_leak_nothing(kind: str, tmp_path: Path) -> None:
-    """From the tenth round on: no thread, no file, and at most 8 MB in 180 loads of 5 MB each.
-
-    A heap of a thread that ended late may be 4 MB.
-    """
-    folders = [str(make_index(tmp_path / name, name, 20_000)) for name in ("a", "bb")]
-    result = run_forked(ROUNDS.format(kind=kind), *folders)
-    assert (result.returncode, result.stderr) == (0, ""), str(result)
-    (rss, files, threads), (rss_after, files_after, threads_after) = json.loads(result.stdout)
-    assert rss_after - rss < 8 << 20
-    assert files_after <= files
-    assert threads_after <= threads
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
-def test_searches_while_the_index_is_replaced_are_of_one_index(kind: Any, tmp_path: Path) -> None:
-    first = make_index(tmp_path / "a", "a", 500)
-    second = make_index(tmp_path / "b", "b", 700)
-    done, wrong, seen = threading.Event(), [], set()
-    with kind(Model()) as retriever:
-        retriever.load(first)
-
-        def ask() -> None:
-            while not done.is_set():
-                for results in retriever.search_batch(["x", "y"], top_k=20):
-                    of = {result.metadata["of"] for result in results}
-                    seen.update(of)
-                    if len(of) != 1 or len(results) != 20:
-                        wrong.append(results)
-
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        rounds = 0
-        while rounds < 15 or (seen != {"a", "b"} and rounds < 1000):  # On a busy machine.
-            retriever.load(second)
-            retriever.load(first)
-            rounds += 1
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-    assert seen == {"a", "b"}
-
-
-def test_open_index_is_not_affected_by_its_replacement(tmp_path: Path) -> None:
-    folder = make_index(tmp_path / "i", "a", 500)
-    with PyTorchGPURetriever(Model(), device="cpu") as old:
-        old.load(folder)
-        make_index(folder, "b", 300)
-        assert {result.metadata["of"] for result in old.search("x", top_k=500)} == {"a"}
-        with PyTorchGPURetriever(Model(), device="cpu") as new:
-            assert new.load(folder) == 300
-            assert new.search("x")[0].metadata == {"of": "b"}
 
 
 BUDGET = """

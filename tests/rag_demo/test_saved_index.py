@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from acceptance.torture.saves import Model
-from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
+from rag_demo import PyTorchGPURetriever, RagDemoError
 from support.full_disk import files_of_at_most
 from support.rag_command import fail, rag_demo
 
@@ -51,28 +50,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
-def test_saved_index_loads_in_both_retrievers(folder: Path, kind: Any) -> None:
-    with Retriever() as before, kind(Model()) as after:
-        before.add(TEXTS, METADATA, ids=list("abc"))
-        assert after.load(folder) == 3
-        assert after.search("x") == before.search("x")
-        after.save(folder)
-    assert load(folder) == sorted(TEXTS)
-
-
-def test_truncated_files_are_refused_or_not_needed(folder: Path) -> None:
-    with Retriever() as retriever:
-        retriever.load(folder)
-        for path in contents(folder):
-            if not path.name.endswith("-shm"):  # SQLite's own, which it maps.
-                path.write_bytes(b"")
-        try:
-            assert sorted(each.text for each in retriever.search("x")) == sorted(TEXTS)
-        except RagDemoError as error:
-            assert str(folder) in str(error)
-
-
 def test_empty_index_is_saved_and_loaded(tmp_path: Path) -> None:
     with Retriever() as retriever:
         retriever.save(tmp_path / "i")
@@ -85,14 +62,6 @@ def test_folder_without_an_index_error_says_how_to_make_one(tmp_path: Path) -> N
     for name in ("nowhere", "empty", "file"):
         with pytest.raises(RagDemoError, match=f"no index in .*{name}'; make one with"):
             load(tmp_path / name)
-
-
-def test_index_of_another_model_error_names_both(folder: Path) -> None:
-    class Other(Model):
-        name = "other"
-
-    with pytest.raises(RagDemoError, match="'torture', not with 'other'"):
-        load(folder, Other())
 
 
 def test_folder_of_another_program_is_not_written(tmp_path: Path) -> None:
@@ -110,27 +79,6 @@ def test_folder_of_another_program_is_not_written(tmp_path: Path) -> None:
             save(tmp_path / name)
         assert rag_demo("index", __file__, "--out", tmp_path / name).returncode == 2
     assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("metadata", "vector"),
-    [({"x": object()}, None), (None, [float("nan")] * 32), (None, [0.0] * 32)],
-)
-def test_failed_save_keeps_the_index(
-    folder: Path, tmp_path: Path, metadata: Any, vector: Any
-) -> None:
-    class Strange(Model):
-        def embed_documents(self, texts: Any) -> Any:
-            return np.asarray([vector] * len(texts)) if vector else super().embed_documents(texts)
-
-    before = contents(folder)
-    with Retriever(Strange()) as retriever:
-        with pytest.raises((RagDemoError, TypeError, ValueError)):
-            retriever.add(["text"], [metadata or {}])
-            retriever.save(folder)
-        retriever.save(tmp_path / "empty")
-    assert contents(folder) == before
-    assert load(tmp_path / "empty") == []
 
 
 IRREGULAR: dict[str, Callable[[Path], Any]] = {
@@ -157,27 +105,6 @@ def test_missing_file_or_folder_in_place_of_a_file_is_refused(folder: Path, what
         path.write_bytes(content)
     assert refused
     assert load(folder) == sorted(TEXTS)
-
-
-@pytest.mark.parametrize("link", ["symbolic", "hard"])
-def test_links_in_place_of_files_are_not_written_through(
-    folder: Path, link: str, tmp_path: Path
-) -> None:
-    other = tmp_path / "thesis.txt"
-    other.write_text("do not touch")
-    for path in contents(folder):
-        copy = tmp_path / "copy"
-        shutil.copytree(folder, copy)
-        (copy / path.name).unlink()
-        make = Path.symlink_to if link == "symbolic" else Path.hardlink_to
-        make(copy / path.name, other)
-        try:
-            save(copy)
-            assert load(copy) == sorted(TEXTS)
-        except RagDemoError as error:
-            assert str(copy) in str(error)
-        assert other.read_text() == "do not touch"
-        shutil.rmtree(copy)
 
 
 def test_files_have_the_mode_of_the_umask(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import json
 import os
 import shutil
 import threading
@@ -17,11 +15,9 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, IndexChangedError, RagDemoError, Reranker
-from rag_demo.documents.document import Document
 from rag_demo.errors import ModelError
-from rag_demo.stores.ingest import ingest
 from support.programs import run_forked
-from support.rag_command import documents, info, succeed, write_lines
+from support.rag_command import info
 from support.releasing import gone, weak
 from support.retriever_kinds import OnCpu
 from support.small_collections import DIMENSION, Hashed, text_of, vector_of
@@ -85,17 +81,6 @@ def test_second_save_writes_only_the_changes(kind: Any, tmp_path: Path) -> None:
         assert answers(fresh) == expected
         assert "3" not in {each.id for each in fresh.search(QUERY, 200)}
         assert fresh.search("golf golf", 1)[0].id == "new"
-
-
-@BOTH
-def test_save_after_load_writes_only_the_changes(kind: Any, folder: Path) -> None:
-    before = bytes_of_vectors(folder)
-    with kind(Hashed()) as retriever:
-        retriever.load(folder)
-        retriever.add(["golf golf", "cache"], ids=["new", "7"])
-        retriever.save(folder)
-        assert bytes_of_vectors(folder) == before + 2 * 4 * DIMENSION
-        assert answers_of(folder) == answers(retriever)
 
 
 @BOTH
@@ -171,24 +156,6 @@ def test_running_search_does_not_block_changes_and_saves(
             thread.join(WAIT_S)
         assert found == [expected]
         assert answers_of(folder) == answers_of(tmp_path / "other") == answers(retriever)
-
-
-@BOTH
-def test_asearch_does_not_block_the_event_loop(kind: Any) -> None:
-    where = Blocked()
-
-    async def ask(retriever: Any) -> Any:
-        options = {"where": {"n": {"$lt": 50}}, "mode": "hybrid", "min_score": 0.0}
-        assert await retriever.asearch(QUERY, 3, **options) == retriever.search(QUERY, 3, **options)
-        search = asyncio.create_task(retriever.asearch(QUERY, where=where))
-        while not where.is_inside.is_set():
-            await asyncio.sleep(0.01)
-        where.may_go_on.set()
-        return await search
-
-    with kind(Hashed()) as retriever:
-        add(retriever)
-        assert asyncio.run(ask(retriever)) == retriever.search(QUERY)
 
 
 class Silent(Hashed):
@@ -271,102 +238,6 @@ def test_forked_child_searches_without_affecting_the_parent(kind: Any, folder: P
         changed = answers(retriever)
         retriever.save(folder)
     assert answers_of(folder) == changed != expected
-
-
-def test_path_field_of_json_lines_is_kept(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "source").mkdir()
-    lines = tmp_path / "source" / "lines.jsonl"
-    write_lines(lines, [{"id": n, "text": f"text {n}", "path": f"/own/{n}"} for n in range(3)])
-    write_lines(tmp_path / "one.jsonl", [{"id": "one", "text": "one"}])
-    succeed("index", "one.jsonl", "--out", "index", "--model", tiny_model)
-    succeed("add", "index", "source")
-    write_lines(lines, [{"id": n, "text": f"text {n}", "path": f"/own/{n}"} for n in range(2)])
-    succeed("add", "index", "source")
-    found = documents("index")
-    paths = [each["metadata"].get("path") for each in found.values() if each["text"] != "one"]
-    assert sorted(paths) == ["/own/0", "/own/1"]
-    (best,) = json.loads(succeed("search", "index", "text 1", "--where", "path=/own/1", "--json"))[
-        "results"
-    ]
-    assert best["text"] == "text 1"
-
-
-class Interrupted(Hashed):
-    """Ctrl-C comes when so many texts were embedded."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def embed_documents(self, texts: Any) -> Any:
-        self.left -= len(texts)
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return super().embed_documents(texts)
-
-
-def state_of(folder: Path) -> tuple[bool, int]:
-    facts = info(folder)
-    return facts["finished"], facts["texts"]
-
-
-def test_interrupted_ingestion_is_searchable_and_goes_on(tmp_path: Path) -> None:
-    every = [Document(f"d{n}", f"{text_of(n)} number{n}", {"n": n}) for n in range(400)]
-    folder = tmp_path / "index"
-    with pytest.raises(KeyboardInterrupt):
-        ingest(iter(every), Interrupted(150), folder, source="s")
-    is_finished, embedded = state_of(folder)
-    assert not is_finished
-    assert 0 < embedded <= 150
-    with OnCpu(Hashed()) as retriever:
-        retriever.load(folder)
-        last = embedded - 1
-        for mode in MODES:
-            assert retriever.search(every[last].text, 1, mode=mode)[0].id == f"d{last}"
-    second = ingest(iter(every), Hashed(), folder, source="s")
-    assert (second.reused, second.embedded) == (embedded, 400 - embedded)
-    assert state_of(folder) == (True, 400)
-
-
-def test_filter_with_many_unknown_keys_leaks_nothing(folder: Path) -> None:
-    def state() -> dict[str, int]:
-        return {path.name: path.stat().st_size for path in folder.iterdir()}
-
-    with OnCpu(Hashed()) as retriever:
-        retriever.load(folder)
-        expected = answers(retriever)
-        before = state()
-        assert retriever.search(QUERY, where={f"unknown{n}": n for n in range(300)}) == []
-        parts = [{f"unknown{n}": n} for n in range(300)]
-        assert retriever.search(QUERY, where={"$or": parts}) == []
-        assert (
-            retriever.search(QUERY, 10, where={"$not": {"$or": parts}}, mode="dense") == expected[0]
-        )
-        assert state() == before
-        assert answers(retriever) == expected
-
-
-@pytest.mark.slow
-def test_memory_budget_holds_after_changes_and_saving(tmp_path: Path) -> None:
-    with OnCpu(Hashed()) as writer:
-        texts = [f"{text_of(n)} {n}" for n in range(3000)]
-        writer.add(texts)
-        writer.save(tmp_path / "index")
-        with OnCpu(Hashed(), memory_budget=64 << 10) as retriever:
-            retriever.load(tmp_path / "index")
-            for each in (writer, retriever):
-                each.add(["golf golf"], ids=["new"])
-                each.delete(["5"])
-            retriever.save(tmp_path / "index")
-            assert retriever.embeddings_tensor is None
-            assert answers(retriever) == answers(writer)
-            retriever.save(tmp_path / "other")
-            assert retriever.embeddings_tensor is None
-            assert answers(retriever) == answers(writer)
-        assert answers_of(tmp_path / "index") == answers(writer)
-        assert answers_of(tmp_path / "other") == answers(writer)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from rag_demo import (
     RagDemoError,
 )
 from support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
-from support.waiting import wait_for
 from torch_utils import ResourceClosedError
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
@@ -78,15 +77,6 @@ def test_change_does_not_recreate_missing_vectors(tmp_path: Path) -> None:
     done = rag_demo("delete", tmp_path / "i", *map(str, range(40)))
     assert done.returncode == 2, str(done)
     assert "vectors-1.f32' is damaged" in done.stderr
-
-
-def test_streamed_vectors_are_checked(tmp_path: Path) -> None:
-    saved(tmp_path / "i", *map(str, range(2_000))).close()
-    flip(vectors_file(tmp_path / "i"), 40)
-    with PyTorchGPURetriever(Hashed(), device="cpu", memory_budget=20_000) as retriever:
-        retriever.load(tmp_path / "i")
-        with pytest.raises(RagDemoError, match="damaged"):
-            retriever.save(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,29 +189,6 @@ def test_index_of_another_source_does_not_replace_a_damaged_one(
     assert info(tmp_path / "i")["texts"] == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_close_waits_for_a_save_in_another_thread(kind: Any, tmp_path: Path) -> None:
-    errors: list[BaseException] = []
-    retriever = kind(Hashed())
-    retriever.add([str(n) for n in range(3_000)])
-
-    def save() -> None:
-        try:
-            retriever.save(tmp_path / "i")
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=save)
-    thread.start()
-    retriever.close()
-    thread.join()
-    assert not errors or "closed" in str(errors[0]), errors
-    assert len(retriever) == 0
-    if not errors:
-        with kind(Hashed()) as loaded:
-            assert loaded.load(tmp_path / "i") == 3_000
-
-
 def test_integers_beyond_float_keep_their_sign() -> None:
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add(["x"], [{"n": -(10**400)}])
@@ -235,41 +202,6 @@ def test_metadata_change_from_one_to_true_is_saved(tiny_model: Path, tmp_path: P
         write_lines(source, [{"id": "a", "text": "some words", "f": value}])
         succeed("index", source, "--out", tmp_path / "i", "--model", tiny_model)
     assert documents(tmp_path / "i")["a"]["metadata"]["f"] is True
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda r: r.search("x", rerank="folder"), "rerank must be a Reranker"),
-        (lambda r: r.add(["x"], {"a": 1}), "one for each text"),
-        (lambda r: r.search("x", where={"$not": [1]}), r"\$not"),
-        (lambda r: r.search("x", where={"$and": [{}, 5]}), r"\$and"),
-        (lambda r: r.search_batch(["x"], vectors=np.ones((2, 8))), r"shape \(1, d\)"),
-    ],
-)
-def test_wrong_arguments_are_named(call: Any, says: str) -> None:
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        retriever.add(["text"])
-        with pytest.raises((TypeError, ValueError), match=says):
-            call(retriever)
-
-
-def test_ids_may_be_any_iterable() -> None:
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        texts: Any = iter(["a", "b"])
-        ids: Any = (name for name in "ab")
-        assert retriever.add(texts, ids=ids) == ["a", "b"]
-
-
-@pytest.mark.slow
-def test_full_text_of_saved_documents_is_not_added_twice(tmp_path: Path) -> None:
-    saved(tmp_path / "i", "alpha").close()
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        retriever.load(tmp_path / "i")
-        retriever.add([f"beta {number}" for number in range(9_000)])
-        retriever.save(tmp_path / "i")
-        found = [each.id for each in retriever.search("beta", 20_000, mode="bm25")]
-        assert len(found) == len(set(found)) == 9_000
 
 
 def test_result_that_words_have_found_has_its_passage() -> None:
@@ -294,33 +226,6 @@ def test_wrong_filter_is_an_error_in_an_empty_retriever() -> None:
         pytest.raises(ValueError, match="regex"),
     ):
         retriever.search("x", where={"n": {"$regex": "a"}})
-
-
-def test_closed_retriever_leaves_no_thread() -> None:
-    def threads() -> set[str]:
-        return set(os.listdir("/proc/self/task"))
-
-    def use(texts: list[str]) -> None:
-        with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-            retriever.add(texts)
-            retriever.search("x", mode="hybrid")
-
-    use(["a", "b"])
-    before = threads()
-    for _ in range(5):
-        use(["a", "b"])
-    wait_for(lambda: len(threads()) <= len(before))
-
-
-def test_replaced_documents_do_not_take_memory_for_ever() -> None:
-    names = [str(n) for n in range(100)]
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        sizes = []
-        for number in range(60):
-            retriever.add([f"{number} {name}" for name in names], ids=names)
-            sizes.append(retriever.stats().nbytes)
-        assert max(sizes) < 20 * sizes[0]
-        assert ids(retriever, "59 7") == set(names)
 
 
 def test_empty_database_beside_vectors_is_damage(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from torch.overrides import TorchFunctionMode
 
 from rag_demo import EmbeddingModel
-from support.full_disk import files_of_at_most
 from support.programs import assert_clean, run_forked
 from support.waiting import wait_for
 from support.zygotes import Zygotes
@@ -123,38 +122,6 @@ def test_unusable_file_is_left_alone(
     assert str(path) in caplog.text
     assert (path.read_bytes() if path.is_file() else b"") == before
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
-
-
-def test_locked_cache_is_read_but_not_written(
-    tiny_model: Path, tmp_path: Path, expected: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """New texts are embedded, and one warning is logged."""
-    assert_works(tiny_model, tmp_path / "c", expected)
-    with contextlib.closing(sqlite3.connect(tmp_path / "c", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with (
-            caplog.at_level(logging.WARNING, "rag_demo"),
-            open_model(tiny_model, tmp_path / "c") as model,
-        ):
-            assert not embed(model, MORE)[1]
-            for text in TEXTS:
-                model.embed_documents([text])
-        other.rollback()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "is not used: database is locked" in caplog.text
-    assert_works(tiny_model, tmp_path / "c", expected)
-
-
-def test_full_disk_loses_nothing(tiny_model: Path, tmp_path: Path, expected: Any) -> None:
-    path = tmp_path / "c"
-    assert_works(tiny_model, path, expected)
-    with open_model(tiny_model, path) as model:
-        model.load_model()
-        with files_of_at_most(path.stat().st_size // 2):
-            vectors = model.embed_documents(TEXTS)
-    with open_model(tiny_model, path) as model:
-        assert not embed(model, MORE)[1]
-        assert np.abs(model.embed_documents(TEXTS) - vectors).max() < 1e-6
 
 
 def test_forked_child_and_parent_share_the_cache(tiny_model: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rag_demo import EmbeddingModel
-from support.programs import assert_clean, run, run_forked
+from support.programs import assert_clean, run
 from support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
@@ -36,7 +36,6 @@ LONG = [
     "!.?,;" * 5_000 + "a\u0301😀_a-b " * 5_000,
 ]
 MANY = [f"{text} {number}" for number in range(40) for text in TEXTS]
-SLOW = pytest.mark.slow
 LEAST = {"float32": 1 - 1e-5, "bfloat16": 0.999, "float16": 0.999}
 
 
@@ -173,32 +172,6 @@ def test_odd_texts_have_vectors(folder: Path) -> None:
     assert np.isfinite(vectors).all()
     assert np.abs(vectors[1] - embed(folder, ["lone ? surrogate"])[0]).max() < 1e-6
     assert np.abs(vectors[2] - embed(folder, ["the cache " * 200])[0]).max() < 1e-6
-
-
-LITTLE_MEMORY = """
-import sys
-from rag_demo import EmbeddingModel
-from torch_utils import measuring
-with EmbeddingModel(sys.argv[1], device="cpu") as model:
-    model.embed_documents(["the cache"] * 300)
-    for part in ("\\u6f22\\u5b57", "!.?,;", "x", "word "):
-        text = part * (2_000_000 // len(part))
-        with measuring() as used:
-            model.embed_documents([text])
-        assert used.peak_bytes < 30 * len(text), (part, used.peak_bytes)
-    texts = [f"the cache number {n} of the city" for n in range(10_000)]
-    with measuring() as few:
-        model.embed_documents(texts[:1_000])
-    with measuring() as many:
-        vectors = model.embed_documents(texts)
-    assert many.peak_bytes - few.peak_bytes < vectors.nbytes + (12 << 20), (few, many)
-"""
-
-
-@pytest.mark.slow
-def test_memory_does_not_depend_on_the_texts(folder: Path) -> None:
-    """A tokenizer that reads a whole long text takes a hundred times as much."""
-    assert_clean(run_forked(LITTLE_MEMORY, str(folder), quick_end=True))
 
 
 @pytest.mark.slow

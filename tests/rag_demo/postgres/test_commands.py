@@ -76,18 +76,6 @@ def test_add_and_delete_change_a_database(
     assert PASSWORD not in output + gone.stderr + gone.stdout
 
 
-def test_another_source_or_model_is_refused_without_yes(
-    url: str, source: Path, tmp_path: Path, tiny_model: Path
-) -> None:
-    succeed("index", source, "--out", url, "--model", tiny_model, *OFF)
-    other = write_lines(tmp_path / "lines.jsonl", [{"text": "a line"}])
-    message = fail("index", other, "--out", url, "--model", tiny_model, *OFF)
-    assert "with --yes" in message and PASSWORD not in message
-    assert len(texts(url)) == 2
-    succeed("index", other, "--out", url, "--model", tiny_model, "--yes", *OFF)
-    assert texts(url) == ["a line"]
-
-
 def test_verify_finds_what_was_changed_by_hand(
     server: PostgresServer, table: str, url: str, source: Path, tiny_model: Path
 ) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -17,8 +15,8 @@ import pytest
 from rag_demo import ModelMismatchError, PgVectorRetriever, PyTorchGPURetriever, RagDemoError
 from support.clean_exit import check
 from support.postgres_server import PASSWORD, PostgresServer
-from support.programs import IMPORT_PATH, run
-from support.small_collections import DIMENSION, Hashed, text_of
+from support.programs import IMPORT_PATH
+from support.small_collections import Hashed, text_of
 from torch_utils import ResourceClosedError
 
 MODES = ("dense", "bm25", "hybrid")
@@ -223,49 +221,6 @@ def test_many_writers_lose_no_update_and_do_not_deadlock(
     assert counts == (14, 14, 14, 0)
 
 
-def test_changes_by_others_are_seen_at_once(server: PostgresServer, table: str) -> None:
-    with PgVectorRetriever(Hashed(), server.url, table) as first:
-        with PgVectorRetriever(Hashed(), server.url, table) as second:
-            second.add(["a new text"], ids=["new"])
-            assert ids_of(first.search("a new text")) == ["new"]
-            second.delete(["new"])
-            assert first.search("a new text") == []
-
-
-KILLED = """
-import os, signal, sys, threading, time
-from rag_demo import PgVectorRetriever
-from support.small_collections import Hashed
-
-with PgVectorRetriever(Hashed(), sys.argv[1], sys.argv[2]) as retriever:
-    print("begins", flush=True)
-    threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
-    texts = [f"many words {n} " * 30 for n in range(4000)]
-    retriever.add(texts, ids=[f"k{n}" for n in range(4000)])
-    print("done", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_killed_client_leaves_all_or_nothing(server: PostgresServer, table: str) -> None:
-    with PgVectorRetriever(Hashed(), server.url, table) as retriever:
-        for wait_s in (0.05, 0.3, 0.6, 1.0, 2.0):
-            retriever.delete(list(retriever.ids()))
-            done = run(KILLED, server.url, table, str(wait_s), env={"PYTHONPATH": IMPORT_PATH})
-            assert done.returncode == -signal.SIGKILL, str(done)
-            deadline_s = time.monotonic() + 30  # The server notices that its client is gone.
-            query = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'COPY%%'"
-            while server.execute(query + " AND state = 'active'") != [(0,)]:
-                assert time.monotonic() < deadline_s
-                time.sleep(0.05)
-            count = len(retriever)
-            assert count in (0, 4_000), wait_s
-            assert count == len(list(retriever.ids()))
-            assert len(retriever.search("many words", 5_000, mode="bm25")) == count
-            if "done" in done.stdout:
-                assert count == 4_000
-
-
 def test_restarted_server_gives_an_error_and_then_works(table: str) -> None:
     own = PostgresServer()
     try:
@@ -385,14 +340,3 @@ def test_program_leaves_cleanly(server: PostgresServer, table: str, how: str) ->
     report = check(command, timeout_s=100, max_shutdown_s=100, env=environment)
     assert report.clean, f"{report}\n{report.stderr}"
     assert (report.returncode, report.stderr) == (3 if how == "error" else 0, "")
-
-
-def test_identity_of_the_model_is_kept_as_json(server: PostgresServer, table: str) -> None:
-    with PgVectorRetriever(Hashed(), f"{server.url}?table={table}") as retriever:
-        assert retriever.store.identity is None
-        retriever.add(["a text"])
-        ((model, dimension),) = server.execute(f'SELECT model, dimension FROM "{table}_manifest"')
-        assert json.loads(model)["name"] == "hashed"
-        assert dimension == retriever.stats().dimension == DIMENSION
-        assert re.search("tester@127.0.0.1", str(retriever.store.url))
-        assert PASSWORD not in repr(retriever.store.url)
