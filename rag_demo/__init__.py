@@ -5,56 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_demo.documents.document import Document
-    from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.encoding.model_identity import ModelIdentity
-    from rag_demo.errors import IndexChangedError, ModelMismatchError, RagDemoError
-    from rag_demo.faiss_retriever import FaissRetriever
-    from rag_demo.pgvector_retriever import PgVectorRetriever
-    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
-    from rag_demo.reranker import Reranker
-    from rag_demo.retriever import Retriever, SearchResult
-    from rag_demo.sharded_retriever import ShardedRetriever
-    from rag_demo.stores.embed import embed
-    from rag_demo.stores.store import EmbeddedBatch, Store
-
-__all__ = [
-    "Document",
-    "EmbeddedBatch",
-    "EmbeddingModel",
-    "FaissRetriever",
-    "IndexChangedError",
-    "ModelIdentity",
-    "ModelMismatchError",
-    "PgVectorRetriever",
-    "PyTorchGPURetriever",
-    "RagDemoError",
-    "Reranker",
-    "Retriever",
-    "SearchResult",
-    "ShardedRetriever",
-    "Store",
-    "embed",
-]
+    from rag_demo.documents.document import Document as Document
+    from rag_demo.embedding_model import EmbeddingModel as EmbeddingModel
+    from rag_demo.encoding.model_identity import ModelIdentity as ModelIdentity
+    from rag_demo.errors import IndexChangedError as IndexChangedError
+    from rag_demo.errors import ModelMismatchError as ModelMismatchError
+    from rag_demo.errors import RagDemoError as RagDemoError
+    from rag_demo.faiss_retriever import FaissRetriever as FaissRetriever
+    from rag_demo.pgvector_retriever import PgVectorRetriever as PgVectorRetriever
+    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever as PyTorchGPURetriever
+    from rag_demo.reranker import Reranker as Reranker
+    from rag_demo.retriever import Retriever as Retriever
+    from rag_demo.retriever import SearchResult as SearchResult
+    from rag_demo.sharded_retriever import ShardedRetriever as ShardedRetriever
+    from rag_demo.stores.embed import embed as embed
+    from rag_demo.stores.store import EmbeddedBatch as EmbeddedBatch
+    from rag_demo.stores.store import Store as Store
 
 _MODULE_OF = {
+    **dict.fromkeys(["IndexChangedError", "ModelMismatchError", "RagDemoError"], "errors"),
+    **dict.fromkeys(["Retriever", "SearchResult"], "retriever"),
+    **dict.fromkeys(["EmbeddedBatch", "Store"], "stores.store"),
     "Document": "documents.document",
-    "EmbeddedBatch": "stores.store",
     "EmbeddingModel": "embedding_model",
     "FaissRetriever": "faiss_retriever",
-    "IndexChangedError": "errors",
     "ModelIdentity": "encoding.model_identity",
-    "ModelMismatchError": "errors",
     "PgVectorRetriever": "pgvector_retriever",
     "PyTorchGPURetriever": "pytorch_gpu_retriever",
-    "RagDemoError": "errors",
     "Reranker": "reranker",
-    "Retriever": "retriever",
-    "SearchResult": "retriever",
     "ShardedRetriever": "sharded_retriever",
-    "Store": "stores.store",
     "embed": "stores.embed",
 }
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

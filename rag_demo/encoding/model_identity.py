@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -120,7 +120,8 @@ def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
 def fingerprint(folder: Path) -> str:
     """Return the SHA-256 of the weights, configurations, tokenizer and modules of a model.
 
-    Unchanged files are read once in a process, at 1 GB a second or more. Links are followed.
+    Unchanged files are read once in a process, at 1 GB a second or more. Links to folders are not
+    followed.
 
     Raises:
         OSError: A file cannot be read.
@@ -165,23 +166,16 @@ def _in_hub_cache(name: str) -> Path | None:
     return None
 
 
-def _files(
-    folder: Path, inside: str = "", above: frozenset[object] = frozenset()
-) -> Iterator[tuple[str, Path]]:
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files that count, with their names inside the folder."""
-    status = folder.stat()
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return  # A link leads back to a parent folder.
-    paths = list(folder.iterdir())
-    idle = _OTHER_WEIGHTS if any(path.suffix == ".safetensors" for path in paths) else frozenset()
-    for path in paths:
-        name, suffix = f"{inside}{path.name}", path.suffix.lower()
-        if path.name.startswith("."):
-            continue
-        mode = path.stat().st_mode if path.exists() else 0
-        if stat.S_ISDIR(mode) and not _IDLE_FOLDERS.fullmatch(path.name):
-            yield from _files(path, f"{name}/", above | {here})
-        counts = suffix in _SUFFIXES - idle or _VOCABULARIES.fullmatch(path.name)
-        if stat.S_ISREG(mode) and counts:
-            yield name, path
+    for where, folders, names in os.walk(folder):
+        folders[:] = [
+            each for each in folders if not (each.startswith(".") or _IDLE_FOLDERS.fullmatch(each))
+        ]
+        has_safe = any(name.endswith(".safetensors") for name in names)
+        for path in (Path(where, name) for name in names if not name.startswith(".")):
+            suffix = path.suffix.lower()
+            is_idle = has_safe and suffix in _OTHER_WEIGHTS
+            counts = (suffix in _SUFFIXES and not is_idle) or _VOCABULARIES.fullmatch(path.name)
+            if counts and path.is_file():
+                yield path.relative_to(folder).as_posix(), path

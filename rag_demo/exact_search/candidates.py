@@ -29,7 +29,6 @@ _SCORES = 1 << 22  # computed at once: 16 MB
 _MOST_ROWS = 1 << 16
 _DEVICE_STEP = 8  # times larger on a GPU, where each step costs launches and a wait
 _PART = 8  # rows of a block that are compared together
-_CONVERTED_ROWS = 1 << 10  # converted at once: 1.5 MB
 _SMALL_PRODUCT = 1 << 14  # scores; they are computed before a thread has started
 _FEW_QUERIES = 64
 _MEASURED_ROWS, _MEASURED_DIMENSION, _MEASURED_QUERIES, _MEASURED_TIMES = 1024, 384, 256, 8
@@ -138,7 +137,7 @@ class _Search:
         """Multiply rows and queries: shape (rows, b)."""
         if self._packed is not None:
             return self._torch.from_numpy(_int8_product(rows.numpy(), self._packed, self._count))
-        return _float_product(rows, self._transposed)
+        return self._torch.mm(rows.float(), self._transposed)
 
     def compare(self, position: int, rows: Any) -> None:
         """Collect the candidates among the rows of some blocks."""
@@ -348,19 +347,6 @@ def _int8_product(rows: Array, packed: Any, count: int) -> Array:
                 part.result()
     products: Array = np.asarray(out)
     return products
-
-
-def _float_product(rows: Any, transposed: Any) -> Any:
-    """Multiply rows as float32, converting as many at once as fit into the processor's cache."""
-    import torch
-
-    if rows.dtype == torch.float32 or rows.device.type != "cpu":
-        return torch.mm(rows.float(), transposed)
-    out = torch.empty(len(rows), transposed.shape[1])
-    for start in range(0, len(rows), _CONVERTED_ROWS):
-        some = slice(start, start + _CONVERTED_ROWS)
-        torch.mm(rows[some].float(), transposed, out=out[some])
-    return out
 
 
 def _product_error(torch: Any, dimension: int) -> float:

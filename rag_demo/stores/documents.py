@@ -179,33 +179,16 @@ class DocumentTable:
     def _mask(self, part: Filter, stop: int) -> Mask:
         if isinstance(part, Not):
             return np.asarray(~self._mask(part.part, stop), bool)
-        if isinstance(part, Condition):
-            return self._fulfilling([part], stop)
-        if isinstance(part, AnyOf):
-            masks = [self._mask(each, stop) for each in part.parts]
-            return np.asarray(np.logical_or.reduce(masks), bool)
-        # One SQL statement for each key, so that a range is read once.
-        by_key: dict[str, list[Condition]] = {}
-        others: list[Filter] = []
-        for each in part.parts:
-            if isinstance(each, Condition) and each.operator in _SQL:
-                by_key.setdefault(each.key, []).append(each)
-            else:
-                others.append(each)
-        masks = [self._fulfilling(each, stop) for each in by_key.values()]
-        masks += [self._mask(each, stop) for each in others]
-        return np.asarray(np.logical_and.reduce([np.ones(stop, bool), *masks]), bool)
-
-    def _fulfilling(self, conditions: Sequence[Condition], stop: int) -> Mask:
-        """Tell which documents fulfil all conditions, which have the same key."""
-        clauses, parameters = [], [_storable(conditions[0].key)]
-        for condition in conditions:
-            clause, values = _clause(condition)
-            clauses.append(clause)
-            parameters += values
-        query = f"SELECT number FROM metadata WHERE key = ? AND {' AND '.join(clauses)}"
+        if not isinstance(part, Condition):
+            join = np.logical_or if isinstance(part, AnyOf) else np.logical_and
+            empty = np.full(stop, join is np.logical_and)
+            return np.asarray(
+                join.reduce([empty, *(self._mask(each, stop) for each in part.parts)]), bool
+            )
+        clause, values = _clause(part)
+        query = f"SELECT number FROM metadata WHERE key = ? AND {clause}"
         with self.connection() as connection:
-            rows = connection.execute(query, parameters).fetchall()
+            rows = connection.execute(query, [_storable(part.key), *values]).fetchall()
         numbers = np.fromiter((row[0] for row in rows), np.int64, len(rows))
         mask = np.zeros(stop, bool)
         mask[numbers[numbers < stop]] = True

@@ -128,6 +128,17 @@ def test_search_reads_questions_from_a_pipe(index: Path) -> None:
     assert [json.loads(line)["question"] for line in lines] == ["Paris", "8443"]
 
 
+def test_several_indexes_are_searched_as_one(index: Path, tmp_path: Path) -> None:
+    write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "record number 2", "year": 2020}])
+    other = tmp_path / "other"
+    succeed("index", tmp_path / "more.jsonl", "--out", other, *TINY)
+    (found,) = search(index, "record number 2", "--also", other, "--mode", "dense", "--top-k", "2")
+    assert {each["id"] for each in found["results"]} == {"c.jsonl#2", "more"}
+    missing = rag_demo("search", index, "x", "--also", other, "--where", "nosuch=1").stderr
+    assert "no document has the metadata key 'nosuch'" in missing
+    assert "no index in" in fail("search", index, "x", "--also", tmp_path / "nowhere")
+
+
 def test_add_and_delete_change_an_index(index: Path, tmp_path: Path) -> None:
     """A file that is added again is replaced."""
     before = texts(index)

@@ -54,6 +54,21 @@ def evaluate(folder: Path, *options: str | Path) -> dict[str, list[float]]:
     }
 
 
+def test_indexes_are_judged_instead_of_the_collection(
+    small: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    places: list[str | Path] = []
+    for name in ("d1", "d2"):
+        lines = [each for each in (small / "corpus.jsonl").read_text().splitlines() if name in each]
+        (tmp_path / f"{name}.jsonl").write_text(lines[0])
+        succeed(
+            "index", tmp_path / f"{name}.jsonl", "--out", tmp_path / name, "--model", tiny_model
+        )
+        places += ["--index", tmp_path / name]
+    assert evaluate(small, *places)["nDCG@10"][0] == 1
+    assert evaluate(small, *places[2:], "--mode", "bm25")["nDCG@10"][0] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
 @pytest.mark.parametrize("seed", range(3))

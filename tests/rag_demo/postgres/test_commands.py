@@ -43,6 +43,13 @@ def test_index_is_made_updated_and_searched_in_a_database(
         )
         ids = [[each["id"] for each in found["results"]] for found in (here, there)]
         assert ids[0] == ids[1], mode
+    (both,) = search(url, "apples", "--also", tmp_path / "folder", "--mode", "dense")
+    assert len(both["results"]) == 4
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\ttwo.md#0\t1\n")
+    for name in ("corpus", "queries"):
+        write_lines(tmp_path / f"{name}.jsonl", [{"_id": "q", "text": "apples"}])
+    assert "1.0000" in succeed("evaluate", tmp_path, "--index", url)
     (source / "two.md").unlink()
     (source / "three.md").write_text("# Three\n\nAbout boats.\n")
     assert "1 of them unchanged" in succeed("index", source, "--out", url, *model)
