@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +88,10 @@ class EmbeddingModel(Resource):
             raise TypeError(
                 f"model_name_or_path must be a folder or a name, got {model_name_or_path!r}"
             )
-        if type(batch_size or 1) is not int:
-            raise TypeError(f"batch_size must be a whole number, got {batch_size!r}")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        for what, value in (("batch_size", batch_size), ("truncate_dim", truncate_dim)):
+            if value is not None and (type(value) is not int or value < 1):
+                error = ValueError if type(value) is int else TypeError
+                raise error(f"{what} must be a positive whole number, got {value!r}")
         if dtype not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f'dtype must be "float32", "bfloat16" or "float16", got {dtype!r}')
         for kind, prompt in (prompts or {}).items():
@@ -100,8 +99,6 @@ class EmbeddingModel(Resource):
                 raise ValueError(
                     f'prompts must map "query" or "document" to str, got {kind!r}: {prompt!r}'
                 )
-        if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
-            raise ValueError(f"truncate_dim must be a positive whole number, got {truncate_dim!r}")
         self.name = str(model_name_or_path or DEFAULT_MODEL)
         self._is_default = model_name_or_path in (None, DEFAULT_MODEL)
         self.device = device
@@ -117,7 +114,6 @@ class EmbeddingModel(Resource):
         # Reentrant: a signal handler may close the model in the thread that is encoding.
         self._in_use = threading.RLock()
         self._next = threading.Lock()  # A thread that waits for its turn holds it.
-        self._tokenizing = threading.RLock()
 
     @property
     def is_loaded(self) -> bool:
@@ -161,13 +157,9 @@ class EmbeddingModel(Resource):
             The counts, or None if they are unknown. For a text far beyond `max_tokens`, a lower
             bound that is above `max_tokens`.
         """
-        with self._in_use:
+        with self._turn():
             count = getattr(self._loaded(), "count_tokens", None)
-        if count is None:
-            return None
-        with self._tokenizing:
-            counts: list[int] = count([_encodable(text) for text in texts], kind)
-            return counts
+            return None if count is None else count(list(map(_encodable, texts)), kind)
 
     def load_model(self) -> bool:
         """Load the weights now rather than on first use.
@@ -209,7 +201,7 @@ class EmbeddingModel(Resource):
         Returns:
             A report of what was freed and what is still held; empty if nothing was loaded.
         """
-        with self._in_use, self._tokenizing:
+        with self._in_use:
             encoder, self._encoder = self._encoder, None
             self._was_unloaded = self._was_unloaded or encoder is not None
             return release(encoder)
@@ -283,23 +275,16 @@ class EmbeddingModel(Resource):
         def encode(batch_size: int, prepared: Any) -> Vectors:
             return shortened(encoder.encode(prepared, batch_size), dimension)
 
-        def prepare(rows: Sequence[int]) -> Any:
-            with self._tokenizing:
-                self._ensure_loaded(encoder)
-                return encoder.prepare([_encodable(texts[row]) for row in rows], kind)
-
         truncated = encoder.truncated
         # The longest texts come first, so that a lack of memory shows at once.
-        slices = list(_slices(sorted(missing, key=lambda row: -len(texts[row])), texts))
-        inputs = _prefetch(prepare, slices)
-        with contextlib.closing(inputs):
-            for rows, prepared in zip(slices, inputs, strict=True):
-                with self._turn():
-                    self._ensure_loaded(encoder)  # Another thread may have called `close`.
-                    vectors[rows] = encode(prepared)
-                self._store([keys.get(row) for row in rows], vectors[rows])
-                if on_progress is not None:
-                    on_progress(len(rows))
+        for rows in _slices(sorted(missing, key=lambda row: -len(texts[row])), texts):
+            with self._turn():
+                self._ensure_loaded(encoder)  # Another thread may have called `close`.
+                some = [_encodable(texts[row]) for row in rows]
+                vectors[rows] = encode(encoder.prepare(some, kind))
+            self._store([keys.get(row) for row in rows], vectors[rows])
+            if on_progress is not None:
+                on_progress(len(rows))
         cut_off = encoder.truncated - truncated
         log.debug("embedded %d texts, of which %d were cut off", len(texts), cut_off)
         return vectors
@@ -383,20 +368,6 @@ class EmbeddingModel(Resource):
             trust_remote_code=self._trust_remote_code,
             prompts=self.prompts,
         )
-
-
-def _prefetch(prepare: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-    """Yield ``prepare(item)`` for each item. A thread prepares the next one meanwhile."""
-    if len(items) < 2:
-        yield from map(prepare, items)
-        return
-    with ThreadPoolExecutor(1, thread_name_prefix="rag_demo-prefetch") as thread:
-        waiting = thread.submit(prepare, items[0])
-        for item in items[1:]:
-            prepared = waiting.result()
-            waiting = thread.submit(prepare, item)
-            yield prepared
-        yield waiting.result()
 
 
 def _slices(rows: Sequence[int], texts: Sequence[str]) -> Iterator[list[int]]:

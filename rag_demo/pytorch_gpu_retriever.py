@@ -1,6 +1,6 @@
 """PyTorchGPURetriever: the vectors are a tensor on a GPU or a CPU.
 
-The first `add` or `load` creates the tensor, inside `rag_demo.stores.tensor_vectors`, and searches
+The first search creates the tensor, inside `rag_demo.stores.tensor_vectors`, and all searches
 multiply with it. `PyTorchGPURetriever._release` releases its memory in place, even if other
 variables refer to it.
 """
@@ -64,7 +64,7 @@ class PyTorchGPURetriever(LocalRetriever):
         self.device = device or get_optimal_device()
         self.dtype = dtype
         self.memory_budget = memory_budget
-        # The first `add` or `load` creates the tensor in here.
+        # The first search creates the tensor in here.
         vectors = TensorVectors(self.device, dtype, memory_budget)
         super().__init__(embedding_model, LocalStore(vectors, language))
 

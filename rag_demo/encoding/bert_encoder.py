@@ -66,7 +66,7 @@ class BertEncoder(nn.Module):
         return self.settings.hidden
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> list[list[int]]:
-        """Turn texts into tokens, cut off at the model's limit. Any thread may call it.
+        """Turn texts into tokens, cut off at the model's limit.
 
         Args:
             texts: Any strings.

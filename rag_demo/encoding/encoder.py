@@ -23,7 +23,7 @@ class Encoder(Protocol[Prepared]):
         """How many texts were cut off so far; 0 if that is unknown."""
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> Prepared:
-        """Prepare texts for `encode`, for example make tokens. Any thread may call it."""
+        """Prepare texts for `encode`, for example make tokens."""
 
     def encode(self, prepared: Prepared, batch_size: int, /) -> Vectors:
         """Embed prepared texts.
