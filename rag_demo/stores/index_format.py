@@ -50,7 +50,7 @@ TABLES = (
     "CREATE TABLE manifest (value TEXT)",
     "CREATE TABLE pieces (row INTEGER PRIMARY KEY, owners BLOB, passages BLOB, checksum INTEGER)",
 )
-_PART = re.compile(r"(rag-demo|vectors|words)-(\d+)[-\w]*(\.(sqlite|f32)[-\w]*)?")
+_PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
 _OLD = "index.sqlite"  # of version 2
 _ATTEMPTS = 20  # another process may replace the files while they are being opened

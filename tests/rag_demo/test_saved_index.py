@@ -68,13 +68,15 @@ def test_folder_of_another_program_is_not_written(tmp_path: Path) -> None:
     """Files, or another program's database."""
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("do not touch")
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "words-2024").write_text("do not touch")
     (tmp_path / "app").mkdir()
     with contextlib.closing(sqlite3.connect(tmp_path / "app" / "index.sqlite")) as database:
         database.execute("CREATE TABLE bookmarks (name TEXT)")
     shutil.copytree(tmp_path / "app", tmp_path / "site")
     (tmp_path / "site" / "app.js").write_text("1")
     before = contents(tmp_path)
-    for name in ("thesis", "thesis/thesis.txt", "app", "site"):
+    for name in ("thesis", "thesis/thesis.txt", "words", "app", "site"):
         with pytest.raises(RagDemoError, match=name):
             save(tmp_path / name)
         assert rag_demo("index", __file__, "--out", tmp_path / name).returncode == 2
@@ -140,3 +142,12 @@ def test_unreadable_index_is_not_called_damaged(folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert "damaged" not in str(error.value)
     assert contents(folder) == kept
+
+
+def test_index_of_an_older_version_is_refused(folder: Path) -> None:
+    (folder / "index.sqlite").write_bytes(b"of version 2")
+    before = contents(folder)
+    for use in (load, save):
+        with pytest.raises(RagDemoError, match="of an older version .* remove the folder"):
+            use(folder)
+    assert contents(folder) == before
