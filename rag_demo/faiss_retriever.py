@@ -23,7 +23,6 @@ from torch_utils.resource import closes_on_error
 __all__ = ["FaissRetriever"]
 
 _EXTRA = 8  # more rows than wanted, to see whether the last one is a tie
-_FEW_EXCLUDED = 64  # rows that are requested too and dropped: faiss is faster without a selector
 
 
 class FaissRetriever(LocalRetriever):
@@ -114,37 +113,32 @@ class FaissVectors:
             return self._candidates(queries, top_k, allowed)
 
     def _candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
-        has_more = self.index.ntotal > self.count
-        if allowed is None and has_more:
-            allowed = np.ones(self.count, bool)
-        excluded = 0 if allowed is None else int(self.count - allowed.sum())
         options, available = {}, self.count
-        if excluded > _FEW_EXCLUDED or has_more:
-            options, available = {"params": _selector(allowed)}, self.count - excluded
-            allowed, excluded = None, 0
+        if self.index.ntotal > self.count:
+            allowed = np.ones(self.count, bool) if allowed is None else allowed
+        if allowed is not None:
+            options, available = {"params": _selector(allowed)}, int(allowed.sum())
         found: list[Rows] = []
-        requested = min(top_k + _EXTRA + excluded, available)
+        requested = min(top_k + _EXTRA, available)
         all_scores, all_rows = self.index.search(queries, requested, **options)
         for query, (scores, rows) in enumerate(zip(all_scores, all_rows, strict=True)):
             wanted = requested
             while True:
-                good = slice(None) if allowed is None else allowed[rows]
-                bar = scores[good][top_k - 1] - rounding(queries.shape[1])
+                bar = scores[top_k - 1] - rounding(queries.shape[1])
                 # faiss may cut off ties: request more until the last one is not a tie.
                 if wanted == available or scores[-1] < bar:
                     break
                 wanted = min(wanted * 4, available)
                 more = self.index.search(queries[query : query + 1], wanted, **options)
                 scores, rows = more[0][0], more[1][0]
-            found.append(rows[good][scores[good] >= bar])
+            found.append(rows[scores >= bar])
         counts = [len(rows) for rows in found]
         return Pairs(np.repeat(np.arange(len(queries)), counts), np.concatenate(found))
 
 
-def _selector(allowed: Mask | None) -> Any:
+def _selector(allowed: Mask) -> Any:
     import faiss
 
-    assert allowed is not None
     # The stubs know neither SWIG's keywords nor that the bitmap may be an array.
     selector: Any = faiss.IDSelectorBitmap
     bits = np.packbits(allowed, bitorder="little")

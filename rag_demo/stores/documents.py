@@ -14,6 +14,7 @@ import numpy as np
 from rag_demo.database import Database
 from rag_demo.documents.document import Document
 from rag_demo.stores.filters import (
+    COMPARISONS,
     NUMBER,
     TEXT,
     AnyOf,
@@ -37,7 +38,6 @@ SCHEMA = (
 _BATCH = 500  # parameters of a statement; older versions of SQLite accept 999
 _SELECT = "SELECT number, id, text, metadata, file FROM documents"
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
-_SQL = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 
 MetadataRow = tuple[Any, int, int, Any, int]
 
@@ -228,11 +228,11 @@ def _clause(condition: Condition) -> tuple[str, list[Any]]:
     name = condition.operator
     values = condition.wanted if name in ("$in", "$nin") else [condition.wanted]
     codes = [(kind, _storable(code)) for kind, code in map(encode, values)]
-    if name in _SQL:
+    if name in COMPARISONS:
         kind, bound = codes[0]
         # Only numbers and strings have an order; no row has the kind -1.
         kind = kind if kind in (NUMBER, TEXT) else -1
-        return f"item = 0 AND kind = ? AND value {_SQL[name]} ?", [kind, bound]
+        return f"item = 0 AND kind = ? AND value {COMPARISONS[name]} ?", [kind, bound]
     if name == "$contains":
         kind, code = codes[0]
         clause = (

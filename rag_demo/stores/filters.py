@@ -23,7 +23,8 @@ one. Numbers are compared with numbers and strings with strings; ``True`` does n
 condition never holds for a document without its key.
 """
 
-COMPARISONS = ("$gt", "$gte", "$lt", "$lte")
+COMPARISONS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
+"""Operators of values that have an order, in SQL."""
 OPERATORS = ("$eq", "$ne", *COMPARISONS, "$in", "$nin", "$contains")
 _MOST_DEPTH = 50  # of nested $and, $or and $not
 _MOST_VALUES = 10_000  # of one SQL statement

@@ -19,8 +19,6 @@ from rag_demo.stores.filters import (
     parse_filter,
 )
 
-_SIGNS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
-
 
 def ensure_storable(value: str) -> str:
     """Return a string that Postgres can keep.
@@ -83,7 +81,7 @@ def _condition(condition: Condition) -> tuple[str, list[Any]]:
     if name in COMPARISONS:
         if isinstance(wanted, bool):
             return "FALSE", []  # Only numbers and strings have an order.
-        path = f"strict $.keyvalue() ? (@.key == $key && @.value {_SIGNS[name]} $wanted)"
+        path = f"strict $.keyvalue() ? (@.key == $key && @.value {COMPARISONS[name]} $wanted)"
         return f"jsonb_path_exists(facts, '{path}', %s::jsonb, TRUE)", [
             json.dumps({"key": key, "wanted": wanted})
         ]
