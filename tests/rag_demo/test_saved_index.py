@@ -148,6 +148,6 @@ def test_index_of_an_older_version_is_refused(folder: Path) -> None:
     (folder / "index.sqlite").write_bytes(b"of version 2")
     before = contents(folder)
     for use in (load, save):
-        with pytest.raises(RagDemoError, match="of an older version .* remove the folder"):
+        with pytest.raises(RagDemoError, match=r"of an older version .* remove the folder"):
             use(folder)
     assert contents(folder) == before
