@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
 from clean_exit.lint.evaluator import Bound, Env, Evaluator, Instance, Value, dotted
@@ -44,7 +43,6 @@ class Step(NamedTuple):
     is_first_value: bool = False
 
 
-@dataclass
 class Construction:
     """What the construction of an object does, in the order of the source.
 
@@ -59,82 +57,73 @@ class Construction:
         steps: The steps.
     """
 
-    defaults: set[str] = field(default_factory=set)
-    first_values: dict[str, object] = field(default_factory=dict)
-    setters: dict[str, list[str]] = field(default_factory=dict)
-    is_known: bool = True
-    steps: list[Step] = field(default_factory=list)
+    def __init__(self, evaluator: Evaluator, cls: Class) -> None:
+        self._evaluator = evaluator
+        self.defaults: set[str] = set()
+        self.first_values: dict[str, object] = {}
+        self.setters: dict[str, list[str]] = {}
+        self.is_known = True
+        self.steps: list[Step] = []
+        order, _ = evaluator.mro(cls)
+        for one in reversed(order):
+            self._read_class(one)
+        init = evaluator.method(cls, "__init__") or evaluator.method(cls, "__post_init__")
+        if init:
+            self.steps += self._steps(cls, init, ())
+        else:  # A class that inherits from this one sets what is annotated here.
+            self.defaults.update(name for one in order for name in one.annotations)
 
-    def why_missing(
-        self, name: str, there: frozenset[str], changed: frozenset[str]
-    ) -> Step | str | None:
+    def why_missing(self, name: str, used: Set[str], changed: Set[str]) -> Step | str | None:
         """Return the step that may fail before an attribute is set.
 
         Args:
             name: The attribute.
-            there: The attributes that exist where the destructor uses it, with a dot.
-            changed: The attributes that have not their first value there, with a dot.
+            used: The attributes that the destructor has used or asked for before.
+            changed: The attributes that have not their first value any more.
 
         Returns:
             The step; the name of a method if ``__init__`` does not set the attribute; else None.
         """
         if not self.is_known or name in self.defaults or name not in self.setters:
             return None
-        steps = list(enumerate(self.steps))[::-1]
-        first = {step.name: at for at, step in steps if step.name}
-        others = {step.name: at for at, step in steps if step.name and not step.is_first_value}
+        names = [step.name for step in self.steps]
+        last = {one: at for at, one in enumerate(names)}
+        others = {step.name for step in self.steps if not step.is_first_value}
         # What a test or a use has shown was set before this point.
-        shown = [first.get(one[1:]) for one in there if one[1:] not in self.defaults]
-        shown += [others.get(one[1:]) for one in changed]
-        if None in shown:
+        shown = (used & self.setters.keys()) - self.defaults | changed
+        if shown - last.keys() or changed - others:
             return None  # Another method sets it, after the construction.
-        if name not in first:
+        if name not in last:
             # If a base's __init__ sets it, a class that inherits from both may call that.
             return None if "__init__" in self.setters[name] else self.setters[name][0]
-        start = max((at for at in shown if at is not None), default=-1) + 1
-        return next((step for step in self.steps[start : first[name]] if not step.name), None)
+        start = max((last[one] + 1 for one in shown), default=0)
+        return next((one for one in self.steps[start : names.index(name)] if not one.name), None)
 
+    def _note_first(self, name: str, value: object) -> bool:
+        """Note the first value of an attribute if it is a constant; return whether it is this."""
+        try:
+            known = ast.literal_eval(value)  # type: ignore[arg-type]
+        except (ValueError, TypeError):
+            return False
+        return bool(self.first_values.setdefault(name, known) == known)
 
-class Constructions:
-    """Reads the construction of each class once."""
-
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator = evaluator
-        self._known: dict[Class, Construction] = {}
-
-    def of(self, cls: Class) -> Construction:
-        """Return what the construction of an object does."""
-        if cls not in self._known:
-            built = self._known[cls] = Construction()
-            self._read_classes(built, cls)
-            init = self._evaluator.method(cls, "__init__")
-            init = init or self._evaluator.method(cls, "__post_init__")
-            if init is None:  # A class that inherits from this one sets what is annotated here.
-                for one in self._evaluator.mro(cls)[0]:
-                    built.defaults.update(one.annotations)
-            else:
-                built.steps += self._steps(built, cls, init, ())
-        return self._known[cls]
-
-    def _read_classes(self, built: Construction, top: Class) -> None:
-        """Note the defaults and the methods that set attributes, in a class and its bases."""
-        order, _ = self._evaluator.mro(top)
-        for cls in reversed(order):
-            is_dataclass = _FIELDS & set(decorator_names(cls.node))
-            for name in {**cls.members, **(cls.annotations if is_dataclass else {})}:
-                value = cls.members.get(name)
-                if not _is_set_later(value):
-                    built.defaults.add(mangle(name, cls))
-                    _note_first(built, mangle(name, cls), value)
-            for name, set_by in self._evaluator.assignments(cls).items():
-                methods = [function for function, _ in set_by]
-                built.setters.setdefault(name, []).extend(one.name for one in methods)
-                if any(one.is_of_class or one.name == "__new__" for one in methods):
-                    built.defaults.add(name)  # It is set on the class, or before __init__.
-            is_read = all(self._is_read(cls, base) for base in cls.node.bases)
-            is_dynamic = {"__getattr__", "__getattribute__", "__new__"} & set(cls.members)
-            is_dynamic |= {one.name for one in cls.methods if _sets_unknown_names(one)}
-            built.is_known = built.is_known and is_read and not is_dynamic
+    def _read_class(self, cls: Class) -> None:
+        """Note the defaults of a class, and the methods that set attributes."""
+        is_dataclass = _FIELDS & set(decorator_names(cls.node))
+        for name in {**cls.members, **(cls.annotations if is_dataclass else {})}:
+            value = cls.members.get(name)
+            if not _is_set_later(value):
+                self.defaults.add(mangle(name, cls))
+                self._note_first(mangle(name, cls), value)
+        for name, set_by in self._evaluator.assignments(cls).items():
+            methods = [function for function, _ in set_by]
+            self.setters.setdefault(name, []).extend(one.name for one in methods)
+            if any(one.is_of_class or one.name == "__new__" for one in methods):
+                self.defaults.add(name)  # It is set on the class, or before __init__.
+        is_read = all(self._is_read(cls, base) for base in cls.node.bases)
+        is_dynamic = {"__getattr__", "__getattribute__", "__new__"} & set(cls.members)
+        is_dynamic |= {one.name for one in cls.methods if _sets_unknown_names(one)}
+        self.is_known = self.is_known and is_read and not is_dynamic
 
     def _is_read(self, cls: Class, base: ast.expr) -> bool:
         """Whether the attributes that a base sets are known: it was read, or is Python's own."""
@@ -143,21 +132,19 @@ class Constructions:
         package = dotted(value).partition(".")[0]
         return isinstance(value, Class) or package in sys.stdlib_module_names
 
-    def _steps(
-        self, built: Construction, cls: Class, function: Function, above: tuple[Function, ...]
-    ) -> Iterator[Step]:
+    def _steps(self, cls: Class, function: Function, above: tuple[Function, ...]) -> Iterator[Step]:
         """Yield the steps of a method of the object."""
         env, callers = Env(function, Instance(cls, is_self=True)), (*above, function)
         for node in _in_order(function.node):
             for one in assignments_in(node, function):
-                yield Step(one.name, node, function, _note_first(built, one.name, one.value))
+                yield Step(one.name, node, function, self._note_first(one.name, one.value))
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
                 yield Step(mangle(node.target.attr, function.owner), node, function)
             if isinstance(node, ast.Call):
                 value = self._evaluator.evaluate(node.func, env)
                 own = value.function if isinstance(value, Bound) else value
                 if isinstance(own, Function) and _is_method_of_object(own, value, node, callers):
-                    yield from self._steps(built, cls, own, callers)
+                    yield from self._steps(cls, own, callers)
                 elif self._call_may_fail(value, node, function, 0):
                     yield Step("", node, function)
             elif _may_raise(node, function):
@@ -189,17 +176,6 @@ class Constructions:
             else _may_raise(one, function)
             for one in _in_order(function.node)
         )
-
-
-def _note_first(built: Construction, name: str, value: object) -> bool:
-    """Note the first value of an attribute if it is a constant; return whether it is this one."""
-    if not isinstance(value, ast.expr):
-        return False
-    try:
-        known = ast.literal_eval(value)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return bool(built.first_values.setdefault(name, known) == known)
 
 
 def _in_order(node: ast.AST, is_caught: bool = False) -> Iterator[ast.AST]:

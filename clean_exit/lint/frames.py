@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 from clean_exit.lint.construction import Construction
 from clean_exit.lint.evaluator import (
-    Bound,
     Env,
     Evaluator,
     Instance,
@@ -28,55 +26,13 @@ SHUTDOWN_CHECK = re.compile(
     r"_*(is_|interpreter_|python_)*(finalizing|shutting_?down|exiting|shutdown_started)"
     r"|_*(is_)?(interpreter_shutdown|python_exit_status)"
 )
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What holds at a point of a destructor.
-
-    Attributes:
-        alive: The interpreter is not shutting down.
-        caught: The names of the exceptions that a surrounding handler catches.
-        there: The attributes of the object that exist, with a dot before the name, and the global
-            names that are not None.
-        changed: The attributes whose value is not their first one any more.
-    """
-
-    alive: bool = False
-    caught: frozenset[str] = frozenset()
-    there: frozenset[str] = frozenset()
-    changed: frozenset[str] = frozenset()
-
-    def plus(self, other: Facts) -> Facts:
-        """Return what holds if both hold."""
-        return Facts(self.alive or other.alive, *(
-            mine | theirs for mine, theirs in zip(self._sets(), other._sets(), strict=True)
-        ))  # fmt: skip
-
-    def common(self, other: Facts) -> Facts:
-        """Return what holds on both of two ways to a point."""
-        return Facts(self.alive and other.alive, *(
-            mine & theirs for mine, theirs in zip(self._sets(), other._sets(), strict=True)
-        ))  # fmt: skip
-
-    def _sets(self) -> tuple[frozenset[str], ...]:
-        return self.caught, self.there, self.changed
-
-    def has(self, *names: str) -> Facts:
-        """Return what holds if attributes or global names are there as well."""
-        return replace(self, there=self.there.union(names))
-
-    def catching(self, names: Iterable[str]) -> Facts:
-        """Return what holds inside a try statement that catches exceptions."""
-        return replace(self, caught=self.caught.union(names))
-
-    def catches(self, *names: str) -> bool:
-        """Whether an exception of one of these classes is caught."""
-        return not self.caught.isdisjoint({"Exception", "BaseException", *names})
-
-
-NOTHING = Facts()
-ALIVE = Facts(alive=True)
+ALIVE = "sys.is_finalizing"
+"""Among the facts: a shutdown check has said no."""
+_META_PATH = re.compile(r"(getattr\()?_?sys(\.|, ')meta_path(', None\))?")
+_OPERATORS: dict[type[ast.cmpop], Callable[..., bool]] = {
+    ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -88,11 +44,14 @@ class Frame:
         construction: What the construction of the destroyed object does.
         destroyed: The class of the destroyed object.
         trace: The functions from the destructor to this one.
-        facts: What is known at the current node.
+        used: The attributes of the object that the destructor has read or asked for so far.
+        stored: The attributes of the object that it has set.
+        facts: `ALIVE` if a test has shown it, the global names that a test has looked at, and
+            the attributes that have not their first value any more, with a dot before them.
+        caught: The names of the exceptions that a surrounding handler catches.
         variables: The values of parameters in this function and those around it.
         constants: The parameters with a known value, such as ``blocking=False``.
         conditions: The number of tests around the current statement.
-        ends: What is known at each return.
     """
 
     evaluator: Evaluator
@@ -101,11 +60,13 @@ class Frame:
     construction: Construction
     destroyed: Class
     trace: tuple[Step, ...]
-    facts: Facts = NOTHING
+    used: set[str] = field(default_factory=set)
+    stored: set[str] = field(default_factory=set)
+    facts: frozenset[str] = frozenset()
+    caught: frozenset[str] = frozenset()
     variables: Variables = field(default_factory=dict)
     constants: dict[str, object] = field(default_factory=dict)
     conditions: int = 0
-    ends: list[Facts] = field(default_factory=list)
 
     def calling(
         self, function: Function, receiver: Instance | Class | None, node: ast.Call | None
@@ -126,7 +87,7 @@ class Frame:
         constants = {k: v for k, v in constants.items() if k not in function.names}
         return replace(
             self, function=function, receiver=receiver, variables=variables, constants=constants,
-            conditions=0, ends=[],
+            conditions=0, facts=frozenset(one for one in self.facts if "." in one),
         )  # fmt: skip
 
     @property
@@ -152,163 +113,93 @@ class Frame:
         return isinstance(node, ast.Name) and self.evaluate(node) == self.object
 
     def own_attribute(self, node: ast.AST) -> str | None:
-        """Return the attribute of the destroyed object that an expression reads or checks."""
-        if isinstance(node, ast.Attribute):
-            function: Function | None = self.function
-            while function and not function.owner:
-                function = function.parent
-            owner = function.owner if function else None
-            return mangle(node.attr, owner) if self.is_object(node.value) else None
-        if not isinstance(node, ast.Call) or not node.args:
+        """Return the attribute of the destroyed object that an expression is."""
+        if not isinstance(node, ast.Attribute):
             return None
-        name, holder, key = last_name(node.func), node.args[0], node.args[-1]
-        if name in {"getattr", "hasattr"} and len(node.args) > 1:
-            key = node.args[1]
-        elif name == "get" and isinstance(node.func, ast.Attribute):
-            holder, key = node.func.value, node.args[0]
-            if isinstance(holder, ast.Attribute) and holder.attr == "__dict__":
-                holder = holder.value
-        else:
-            return None
-        if isinstance(key, ast.Constant) and isinstance(key.value, str) and self.is_object(holder):
-            return key.value
-        return None
+        function: Function | None = self.function
+        while function and not function.owner:
+            function = function.parent
+        owner = function.owner if function else None
+        return mangle(node.attr, owner) if self.is_object(node.value) else None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the interpreter is not shutting down."""
+        return ALIVE in self.facts
+
+    def catches(self, *names: str) -> bool:
+        """Whether an exception of one of these classes is caught."""
+        return not self.caught.isdisjoint({"Exception", "BaseException", *names})
 
     def checks_shutdown(self, node: ast.Call) -> bool:
         """Whether a call tells if the interpreter is shutting down."""
         is_named = SHUTDOWN_CHECK.fullmatch(last_name(node.func))
         return bool(is_named) or dotted(self.evaluate(node.func)) == "sys.is_finalizing"
 
-
-# Tests
-
-_MAX_DEPTH = 40  # of nested tests
-_INDIRECTION = 15  # the depth that a test in a property or a function adds
-_META_PATH = re.compile(r"(getattr\()?_?sys(\.|, ')meta_path(', None\))?")
-_OPERATORS: dict[type[ast.cmpop], Callable[..., bool]] = {
-    ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
-
-
-def outcome(frame: Frame, node: ast.expr, truth: bool, depth: int = 0) -> Facts | None:
-    """Return what holds if a test is true or false; None if arguments rule that out."""
-    if depth > _MAX_DEPTH:
-        return NOTHING
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return outcome(frame, node.operand, not truth, depth + 1)
-    if isinstance(node, ast.BoolOp):
-        parts = [outcome(frame, one, truth, depth + 1) for one in node.values]
-        known = [part for part in parts if part is not None]
-        if isinstance(node.op, ast.And) == truth:
-            return reduce(Facts.plus, known) if len(known) == len(parts) else None
-        return reduce(Facts.common, known) if known else None
-    if isinstance(node, ast.Call) and frame.checks_shutdown(node):
-        return NOTHING if truth else ALIVE
-    is_hasattr = isinstance(node, ast.Call) and last_name(node.func) == "hasattr"
-    if is_hasattr and not truth and not frame.own_attribute(node):
-        return None  # What another object gets at its first use is there by now.
-    if isinstance(node, ast.Compare) and _META_PATH.fullmatch(ast.unparse(node.left)):
-        return ALIVE if isinstance(node.ops[0], ast.IsNot) == truth else NOTHING
-    if _differs(frame, node, truth, _argument):
-        return None
-    # A property or a short function stands for the test that it returns.
-    behind = _test_behind(frame, node)
-    more = outcome(*behind, truth, depth + _INDIRECTION) if behind else NOTHING
-    there = _differs(frame, node, truth, _missing) | _exists(frame, node, truth)
-    changed = _differs(frame, node, truth, _first_value)
-    own = Facts(there=there, changed=changed)
-    return None if more is None else own.plus(more)
-
-
-Assumption = Callable[[Frame, ast.expr], "tuple[str, object] | None"]
-"""The name and the supposed value of an expression; None if it has none."""
-
-
-def _argument(frame: Frame, node: ast.expr) -> tuple[str, object] | None:
-    """Suppose that a parameter has the value that the call passes."""
-    if isinstance(node, ast.Name) and node.id in frame.constants:
-        return node.id, frame.constants[node.id]
-    return None
-
-
-def _missing(frame: Frame, node: ast.expr) -> tuple[str, object] | None:
-    """Suppose that a global name is None, or that an attribute is missing."""
-    if isinstance(node, ast.Name) and frame.named(node.id).kind == "global":
-        return node.id, None
-    name = frame.own_attribute(node)
-    if not name or not isinstance(node, ast.Call) or last_name(node.func) == "hasattr":
-        return None
-    default = node.args[2 if last_name(node.func) == "getattr" else 1 :]
-    if default and not isinstance(default[0], ast.Constant):
-        return None
-    return f".{name}", default[0].value if default else None  # type: ignore[attr-defined]
-
-
-def _first_value(frame: Frame, node: ast.expr) -> tuple[str, object] | None:
-    """Suppose that an attribute has its first value."""
-    name = frame.own_attribute(node)
-    if not name or name not in frame.construction.first_values:
-        return None
-    return f".{name}", frame.construction.first_values[name]
-
-
-def _differs(frame: Frame, node: ast.expr, truth: bool, suppose: Assumption) -> frozenset[str]:
-    """Return the names whose supposed values give a test another outcome."""
-    names: set[str] = set()
-
-    def value(part: ast.expr) -> object:
-        if isinstance(part, ast.NamedExpr):
-            part = part.value
-        if supposed := suppose(frame, part):
-            names.add(supposed[0])
-            return supposed[1]
-        if isinstance(part, ast.Call) and last_name(part.func) in {"callable", "isinstance"}:
-            if part.args and value(part.args[0]) is None:
-                return False
-            raise LookupError
-        if isinstance(part, ast.Compare) and len(part.ops) == 1 and type(part.ops[0]) in _OPERATORS:
-            return _OPERATORS[type(part.ops[0])](value(part.left), value(part.comparators[0]))
+    def shown(self, test: ast.expr, truth: bool) -> frozenset[str] | None:
+        """Return the facts that hold if a test is true or false; None if it cannot be so."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.shown(test.operand, not truth)
+        if isinstance(test, ast.BoolOp):
+            parts = [self.shown(one, truth) for one in test.values]
+            known = [part for part in parts if part is not None]
+            if isinstance(test.op, ast.And) == truth:
+                return frozenset().union(*known) if len(known) == len(parts) else None
+            return frozenset.intersection(*known) if known else None
+        if isinstance(test, ast.Call):
+            if self.checks_shutdown(test):
+                return frozenset() if truth else frozenset({ALIVE})
+            is_own = any(map(self.is_object, test.args[:1]))
+            if last_name(test.func) == "hasattr" and not truth and not is_own:
+                return None  # What another object gets at its first use is there by now.
+        if isinstance(test, ast.Compare) and _META_PATH.fullmatch(ast.unparse(test.left)):
+            return frozenset({ALIVE} if isinstance(test.ops[0], ast.IsNot) == truth else ())
+        names: set[str] = set()
         try:
-            return ast.literal_eval(part)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            raise LookupError from None
+            is_known = bool(_value(self, test, names)) == truth
+        except ValueError:
+            is_known, names = True, set()
+        except TypeError:  # None has no order, so a comparison by size shows another value.
+            is_known = False
+        if is_known:
+            names = set()
+        elif not any(name.startswith(".") for name in names):
+            return None
+        if returned := self._returned_by_own(test):
+            behind = returned[0].shown(returned[1], truth) or ()
+            names |= {one for one in behind if "." in one}
+        # A test of a global name is a guard for it, whatever it asks.
+        used = {one.id for one in ast.walk(test) if isinstance(one, ast.Name)}
+        return frozenset(names).union(one for one in used if self.named(one).kind == "global")
 
-    try:
-        result = bool(value(node))
-    except LookupError:
-        return frozenset()
-    except TypeError:  # None has no order, so a comparison by size shows another value.
-        return frozenset(names)
-    return frozenset(names) if result != truth else frozenset()
+    def _returned_by_own(self, test: ast.expr) -> tuple[Frame, ast.expr] | None:
+        """Return what a property of the object, or its method without arguments, returns."""
+        read = test.func if isinstance(test, ast.Call) and not test.args else test
+        method = self.evaluator.method(self.destroyed, self.own_attribute(read) or "")
+        last = method.body[-1] if method else None
+        if not method or not isinstance(last, ast.Return) or not last.value:
+            return None
+        return self.calling(method, self.object, None), last.value
 
 
-def _exists(frame: Frame, node: ast.expr, truth: bool) -> frozenset[str]:
-    """Return the attribute that ``hasattr`` or ``"name" in self.__dict__`` shows."""
-    name = None
-    if isinstance(node, ast.Call) and last_name(node.func) == "hasattr":
-        name = frame.own_attribute(node)
-    elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-        truth = truth == isinstance(node.ops[0], ast.In)
-        holder, me = ast.unparse(node.comparators[0]), frame.function.self_name
-        if holder in {f"{me}.__dict__", f"vars({me})", f"dir({me})"}:
-            name = getattr(node.left, "value", None)
-    return frozenset({f".{name}"}) if truth and name else frozenset()
+def _value(frame: Frame, node: ast.expr, names: set[str]) -> object:
+    """Return the value of an expression if attributes have their first values.
 
+    Args:
+        frame: The function with the expression.
+        node: The expression.
+        names: Gets the parameters and attributes that it depends on.
 
-def _test_behind(frame: Frame, node: ast.expr) -> tuple[Frame, ast.expr] | None:
-    """Return the test that a property, a method or a function without arguments returns."""
-    value: object = None
-    if isinstance(node, ast.Attribute) and (name := frame.own_attribute(node)):
-        method = frame.evaluator.method(frame.destroyed, name)
-        value = method if method and method.is_property else None
-    elif isinstance(node, ast.Call) and not node.args and not node.keywords:
-        value = frame.evaluate(node.func)
-    is_own = not isinstance(value, Bound) or value.receiver == frame.object
-    function = value.function if isinstance(value, Bound) else value
-    if not isinstance(function, Function) or not is_own:
-        return None
-    last = function.body[-1]
-    if not isinstance(last, ast.Return) or not last.value or len(function.body) > 2:
-        return None
-    return frame.calling(function, frame.object if function.owner else None, None), last.value
+    Raises:
+        ValueError: The value is not known.
+        TypeError: It compares values that have no order.
+    """
+    key = node.id if isinstance(node, ast.Name) else f".{frame.own_attribute(node)}"
+    for values, name in ((frame.constants, key), (frame.construction.first_values, key[1:])):
+        if name in values:
+            names.add(key)
+            return values[name]
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in _OPERATORS:
+        left, right = (_value(frame, one, names) for one in (node.left, node.comparators[0]))
+        return _OPERATORS[type(node.ops[0])](left, right)
+    return ast.literal_eval(node)

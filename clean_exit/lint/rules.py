@@ -24,7 +24,7 @@ _IMPORTING = {"importlib.import_module", "importlib.__import__", "importlib.relo
 
 def import_statement(frame: Frame, node: ast.AST) -> str:
     """Find import statements, with or without a handler: the cleanup that needs them fails."""
-    if frame.facts.alive or not isinstance(node, (ast.Import, ast.ImportFrom)):
+    if frame.is_alive or not isinstance(node, (ast.Import, ast.ImportFrom)):
         return ""
     if isinstance(node, ast.ImportFrom):
         return f"import {'.' * node.level}{node.module or ''}"
@@ -33,7 +33,7 @@ def import_statement(frame: Frame, node: ast.AST) -> str:
 
 def import_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     """Find imports by a function call."""
-    if dotted(value) not in _IMPORTING or frame.facts.alive:
+    if dotted(value) not in _IMPORTING or frame.is_alive:
         return ""
     return f"import by {dotted(value)}({ast.unparse(node.args[0]) if node.args else ''})"
 
@@ -44,11 +44,11 @@ def import_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
 def global_name(frame: Frame, node: ast.Name) -> str:
     """Find names that are looked up in a module and were not compared with None first."""
     is_special = node.id.startswith("__") and node.id.endswith("__")
-    if frame.facts.alive or is_special or node.id in frame.facts.there:
+    if frame.is_alive or is_special or node.id in frame.facts:
         return ""
     if frame.named(node.id).kind != "global":
         return ""
-    frame.facts = frame.facts.has(node.id)  # One finding is enough.
+    frame.facts |= {node.id}  # One finding is enough.
     return f"the global {node.id} may be None during shutdown"
 
 
@@ -57,10 +57,12 @@ def global_name(frame: Frame, node: ast.Name) -> str:
 
 def missing_attribute(frame: Frame, node: ast.expr, name: str) -> str:
     """Find attributes that are used without a guard and may not have been set."""
-    facts = frame.facts
-    if f".{name}" in facts.there or facts.catches("AttributeError"):
+    if name in frame.used | frame.stored or frame.catches("AttributeError"):
         return ""
-    why = frame.construction.why_missing(name, facts.there, facts.changed)
+    if any(one.isidentifier() for one in frame.facts):
+        return ""  # What global names have shown or done before is not known.
+    changed = {one[1:] for one in frame.facts if one.startswith(".")}
+    why = frame.construction.why_missing(name, frame.used, changed)
     if why is None:
         return ""
     if isinstance(why, str):
@@ -102,7 +104,7 @@ def missing_super(frame: Frame, node: ast.Call, value: Value | None) -> str:
     is_tested = any(
         isinstance(one, ast.Constant) and one.value == "__del__" for one in inside(function.node)
     )
-    if not is_complete or is_tested or frame.facts.catches("AttributeError"):
+    if not is_complete or is_tested or frame.catches("AttributeError"):
         return ""
     return f"no base class of {frame.destroyed.name} has a destructor"
 
@@ -264,7 +266,7 @@ _DEVICE_METHODS = re.compile(
 
 def device_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     """Find calls of a device, by the function or by method names that only devices have."""
-    if frame.facts.alive:
+    if frame.is_alive:
         return ""
     target = dotted(value)
     if isinstance(value, Function) and value.module.name.startswith("torch."):
@@ -292,7 +294,7 @@ _STREAM = re.compile(r"sys\.(__)?(stdout|stderr)(__)?(\.buffer)?\.(write|writeli
 
 def logging_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     """Find printing and logging, also by the usual names of loggers."""
-    if frame.facts.alive:
+    if frame.is_alive:
         return ""
     target, func = dotted(value), node.func
     if target in _PRINTING or _STREAM.fullmatch(target):
@@ -314,7 +316,7 @@ def raising_statement(frame: Frame, node: ast.AST) -> str:
     if not frame.is_destructor and (frame.conditions or len(frame.trace) > 2):
         return ""  # It depends on the arguments, or on what the destructor has tested.
     if isinstance(node, ast.Assert):
-        caught = frame.facts.catches("AssertionError")
+        caught = frame.catches("AssertionError")
         return "" if caught or not frame.is_destructor else "the AssertionError is printed and lost"
     if not isinstance(node, ast.Raise):
         return ""
@@ -325,8 +327,8 @@ def raising_statement(frame: Frame, node: ast.AST) -> str:
     if not frame.is_destructor and name in {"NotImplementedError", "StopIteration"}:
         return ""  # An abstract method, or the end of a generator.
     above = _catching_names(frame, raised, name)
-    is_caught = bool(frame.facts.caught & above)
-    is_caught = is_caught or ("Exception" in above and frame.facts.catches())
+    is_caught = bool(frame.caught & above)
+    is_caught = is_caught or ("Exception" in above and frame.catches())
     return "" if is_caught else f"{name or 'the exception'} is printed and lost"
 
 
@@ -358,7 +360,7 @@ _STARTING_METHODS = re.compile(
 
 def registering_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     """Find calls that start threads, processes and tasks, or register callbacks."""
-    if frame.facts.alive:
+    if frame.is_alive:
         return ""
     target = dotted(value)
     if not _STARTING.fullmatch(target):
@@ -396,7 +398,7 @@ def async_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     target = dotted(value)
     if not value and isinstance(node.func, ast.Attribute):
         target = ast.unparse(node.func)
-    runs = _RUNNING.fullmatch(target) and not frame.facts.alive
+    runs = _RUNNING.fullmatch(target) and not frame.is_alive
     return f"{target}() fails if this thread's loop runs, or has ended" if runs else ""
 
 

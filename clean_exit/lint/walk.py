@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import reduce
-from typing import Union
 
-from clean_exit.lint.construction import Constructions
+from clean_exit.lint.construction import Construction
 from clean_exit.lint.evaluator import Bound, Evaluator, Instance, dotted
 from clean_exit.lint.files import distribution
 from clean_exit.lint.findings import Step
-from clean_exit.lint.frames import NOTHING, SHUTDOWN_CHECK, Facts, Frame, outcome
+from clean_exit.lint.frames import SHUTDOWN_CHECK, Frame
 from clean_exit.lint.handlers import caught_names, is_suppress, suppressed_names
 from clean_exit.lint.rules import ATTRIBUTES, CALLS, NAMES, STATEMENTS, WITHS, Rules
-from clean_exit.lint.scopes import Class, Function, assignments_in, last_name
+from clean_exit.lint.scopes import Class, Function, assignments_in
 
 _MAX_TRACE = 3  # The destructor and two calls; further away, too much depends on the callers.
 _MAX_CALLS = 400  # Functions entered for one destructor.
 # These decorators do not catch exceptions; any other one may.
-_HARMLESS = {
-    "override", "final", "no_type_check", "wraps", "staticmethod", "classmethod", "property",
-    "abstractmethod", "overload", "cached_property", "deprecated", "contextmanager", "lru_cache",
-    "cache", "setter", "getter",
-}  # fmt: skip
-_Way = tuple[Union[Facts, None], Sequence[ast.stmt]]  # noqa: UP007  (an alias, for 3.10)
+_HARMLESS = {"staticmethod", "classmethod", "property", "override", "final"}
+_Facts = frozenset[str]
+_NOTHING: _Facts = frozenset()
 Report = Callable[[str, ast.AST, str, Frame], None]
 
 
@@ -39,14 +33,13 @@ class Walker:
     def __init__(self, evaluator: Evaluator, report: Report) -> None:
         self._evaluator = evaluator
         self._report = report
-        self._constructions = Constructions(evaluator)
-        self._seen: dict[object, Facts] = {}
+        self._seen: set[object] = set()
 
     def walk_destructor(self, cls: Class, function: Function) -> None:
         """Walk the destructor of a class, which may be inherited."""
-        self._seen = {}
+        self._seen = set()
         step = Step("__del__", function.module.source.path, function.node.lineno)
-        receiver, built = Instance(cls, is_self=True), self._constructions.of(cls)
+        receiver, built = Instance(cls, is_self=True), Construction(self._evaluator, cls)
         frame = Frame(self._evaluator, function, receiver, built, cls, (step,))
         frame = frame.calling(function, receiver, None)
         self._apply(STATEMENTS, frame, function.node)
@@ -58,13 +51,11 @@ class Walker:
             if message := look(frame, node, *more):
                 self._report(rule, node, message, frame)
 
-    def _run(self, frame: Frame) -> Facts:
-        """Walk a function; return what holds at every return."""
+    def _run(self, frame: Frame) -> None:
+        """Walk a function; a decorator may catch every exception."""
         if not _HARMLESS.issuperset(frame.function.decorators):
-            frame.facts = frame.facts.catching({"BaseException"})
-        if self._block(frame, frame.function.body):
-            frame.ends.append(frame.facts)
-        return reduce(Facts.common, frame.ends) if frame.ends else NOTHING
+            frame.caught |= {"BaseException"}
+        self._block(frame, frame.function.body)
 
     # Statements
 
@@ -72,15 +63,17 @@ class Walker:
         """Walk statements; return whether the code after them is reached."""
         return all(self._statement(frame, statement) for statement in statements)
 
-    def _blocks(self, frame: Frame, ways: Iterable[_Way]) -> bool:
+    def _blocks(
+        self, frame: Frame, ways: Iterable[tuple[_Facts | None, Sequence[ast.stmt]]]
+    ) -> bool:
         """Walk one of several blocks; after them, what holds at the end of each of them holds."""
         before, ends = frame.facts, []
         for facts, body in ways:
             if facts is not None:
-                frame.facts = before.plus(facts)
+                frame.facts = before | facts
                 if self._block(frame, body):
                     ends.append(frame.facts)
-        frame.facts = reduce(Facts.common, ends) if ends else before
+        frame.facts = frozenset.intersection(*ends) if ends else before
         return bool(ends)
 
     def _statement(self, frame: Frame, node: ast.stmt) -> bool:
@@ -93,15 +86,12 @@ class Walker:
             frame.conditions -= 1
             return reached
         if isinstance(node, (ast.While, ast.For, ast.AsyncFor)):
-            entered: Facts | None
+            entered: _Facts | None = _NOTHING
             if isinstance(node, ast.While):
                 entered, _ = self._test(frame, node.test)
-            else:  # The body runs only if there is something in the attributes of the head.
+            else:
                 self._expression(frame, node.iter)
-                own = [part for part in ast.walk(node.iter) if frame.own_attribute(part)]
-                full = [outcome(frame, part, True) for part in own if isinstance(part, ast.expr)]
-                entered = reduce(Facts.plus, (facts for facts in full if facts), NOTHING)
-            self._blocks(frame, [(entered, node.body), (NOTHING, [])])
+            self._blocks(frame, [(entered, node.body), (_NOTHING, [])])
             return self._block(frame, node.orelse)
         if isinstance(node, (ast.With, ast.AsyncWith)):
             return self._with(frame, node)
@@ -109,13 +99,13 @@ class Walker:
             return self._try(frame, node)  # type: ignore[arg-type]
         if isinstance(node, ast.Match):
             self._expression(frame, node.subject)
-            self._blocks(frame, [*((NOTHING, case.body) for case in node.cases), (NOTHING, [])])
+            self._blocks(frame, [*((_NOTHING, case.body) for case in node.cases), (_NOTHING, [])])
             return True
         if isinstance(node, ast.Assert):
             true, false = self._test(frame, node.test)
             if false is not None:
                 self._apply(STATEMENTS, frame, node)
-            frame.facts = frame.facts.plus(true or NOTHING)
+            frame.facts |= true or _NOTHING
             return True
         self._apply(STATEMENTS, frame, node)
         if isinstance(node, ast.Raise):
@@ -132,8 +122,6 @@ class Walker:
             self._expressions(frame, node)
         else:
             self._expressions(frame, node)
-        if isinstance(node, ast.Return):
-            frame.ends.append(frame.facts)
         return not isinstance(node, (ast.Return, ast.Continue, ast.Break))
 
     def _read_target(self, frame: Frame, target: ast.expr) -> None:
@@ -148,19 +136,19 @@ class Walker:
             for inner in target.elts:
                 self._store(frame, inner)
         elif name := frame.own_attribute(target):
-            frame.facts = frame.facts.has(f".{name}")
+            frame.stored.add(name)
         elif not isinstance(target, ast.Name):
             self._expressions(frame, target)
 
     def _with(self, frame: Frame, node: ast.With | ast.AsyncWith) -> bool:
-        outside = frame.facts.caught
+        outside = frame.caught
         for item in node.items:
             head = item.context_expr
             self._expression(frame, head)
             value = frame.evaluate(head)
             self._apply(WITHS, frame, head, value)
             if is_suppress(head, value):
-                frame.facts = frame.facts.catching(suppressed_names(head))
+                frame.caught |= suppressed_names(head)
                 continue
             names: tuple[str, ...] = ("__enter__", "__exit__")
             if dotted(value) == "contextlib.closing()" and isinstance(head, ast.Call) and head.args:
@@ -171,23 +159,21 @@ class Walker:
             if item.optional_vars:
                 self._store(frame, item.optional_vars)
         reached = self._block(frame, node.body)
-        caught = frame.facts.caught != outside
-        frame.facts = replace(frame.facts, caught=outside)
-        return reached or caught
+        caught, frame.caught = frame.caught, outside
+        return reached or caught != outside
 
     def _try(self, frame: Frame, node: ast.Try) -> bool:
-        before = frame.facts
-        frame.facts = before.catching(n for handler in node.handlers for n in caught_names(handler))
+        before, outside = frame.facts, frame.caught
+        frame.caught = outside.union(*map(caught_names, node.handlers))
         reached = self._block(frame, node.body)
-        frame.facts = replace(frame.facts, caught=before.caught)
-        reached = reached and self._block(frame, node.orelse)
-        ends = [frame.facts] if reached else []
+        frame.caught = outside
+        ends = [frame.facts] if reached and self._block(frame, node.orelse) else []
         for handler in node.handlers:
             frame.facts = before
             self._apply(STATEMENTS, frame, handler)
             if self._block(frame, handler.body):
                 ends.append(frame.facts)
-        frame.facts = reduce(Facts.common, ends) if ends else before
+        frame.facts = frozenset.intersection(*ends) if ends else before
         return self._block(frame, node.finalbody) and bool(ends)
 
     # Expressions
@@ -199,13 +185,14 @@ class Walker:
             elif not isinstance(child, (ast.expr_context, ast.operator)):
                 self._expressions(frame, child)
 
-    def _test(self, frame: Frame, node: ast.expr) -> tuple[Facts | None, Facts | None]:
+    def _test(self, frame: Frame, node: ast.expr) -> tuple[_Facts | None, _Facts | None]:
         """Walk a test; return what holds if it is true and if it is false.
 
         A test of a name that may be None is harmless. A test whose result is known is not walked.
         """
-        both = outcome(frame, node, True), outcome(frame, node, False)
+        both = frame.shown(node, True), frame.shown(node, False)
         bare = node.operand if isinstance(node, ast.UnaryOp) else node
+        bare = bare.left if isinstance(bare, ast.Compare) else bare
         if None not in both and not isinstance(bare, ast.Name):
             self._expression(frame, node)
         return both
@@ -220,41 +207,33 @@ class Walker:
         elif isinstance(node, ast.Call):
             self._call(frame, node)
         elif isinstance(node, ast.BoolOp):
-            after_first = None
             for one in node.values:
-                both = self._test(frame, one)
-                after_first = after_first or frame.facts
-                goes_on = both[0 if isinstance(node.op, ast.And) else 1]
+                goes_on = self._test(frame, one)[0 if isinstance(node.op, ast.And) else 1]
                 if goes_on is None:
                     break
-                frame.facts = frame.facts.plus(goes_on)
-            frame.facts = after_first or before
+                frame.facts |= goes_on
+            frame.facts = before
         elif isinstance(node, ast.IfExp):
-            both, before = self._test(frame, node.test), frame.facts
-            for facts, one in zip(both, (node.body, node.orelse), strict=True):
+            for facts, one in zip(
+                self._test(frame, node.test), (node.body, node.orelse), strict=True
+            ):
                 if facts is not None:
-                    frame.facts = before.plus(facts)
+                    frame.facts = before | facts
                     self._expression(frame, one)
             frame.facts = before
         elif isinstance(node, ast.NamedExpr):
             self._expression(frame, node.value)
             self._store(frame, node.target)
-        elif isinstance(node, ast.Compare) and any(
-            isinstance(side, ast.Constant) and side.value is None for side in node.comparators
-        ):  # A name that is None survives this test.
-            if not isinstance(node.left, ast.Name):
-                self._expression(frame, node.left)
         elif isinstance(node, ast.Lambda):
             self._expressions(frame, node.args)
         elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
             for part in node.generators:
-                self._expression(frame, part.iter)
-                before = frame.facts if part is node.generators[0] else before
-                for test in part.ifs:
-                    frame.facts = frame.facts.plus(self._test(frame, test)[0] or NOTHING)
+                self._expressions(frame, part)
             for one in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
                 self._expression(frame, one)
-            frame.facts = before
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str):  # As in hasattr(self, "name").
+                frame.used.add(node.value)
         else:
             self._expressions(frame, node)
 
@@ -276,25 +255,18 @@ class Walker:
                 self._follow(frame, method, frame.object, None)
             return
         self._apply(ATTRIBUTES, frame, node, name)
-        frame.facts = frame.facts.has(f".{name}")
+        frame.used.add(name)
 
     # Calls
 
     def _call(self, frame: Frame, node: ast.Call) -> None:
         if frame.checks_shutdown(node):
             return
-        is_getattr = last_name(node.func) == "getattr"
-        if is_getattr and len(node.args) == 2 and (name := frame.own_attribute(node)):
-            self._attribute(frame, node, name)
-        self._expression(frame, node.func)
-        for at, one in enumerate((*node.args, *(keyword.value for keyword in node.keywords))):
-            # If the name is None, getattr returns the default.
-            if not (isinstance(one, ast.Name) and is_getattr and len(node.args) == 3 and at == 0):
-                self._expression(frame, one)
+        self._expressions(frame, node)
         value = frame.evaluate(node.func)
         self._apply(CALLS, frame, node, value)
         stored = assignments_in(node, frame.function)  # setattr(self, "name", value)
-        frame.facts = frame.facts.has(*(f".{one.name}" for one in stored))
+        frame.stored.update(one.name for one in stored)
         if isinstance(value, Class):
             for name in ("__init__", "__post_init__"):
                 self._follow_member(frame, Instance(value), name, node)
@@ -330,18 +302,11 @@ class Walker:
         ):
             return
         inner = frame.calling(function, receiver, node)
-        is_self, facts = inner.receiver == frame.object, frame.facts
-        inner.facts = Facts(facts.alive, facts.caught)
-        if is_self or frame.object in inner.variables.values():
-            own = frozenset(name for name in facts.there if name.startswith("."))
-            inner.facts = replace(facts, there=own)
-        key = (function, inner.receiver, inner.facts, repr(sorted(inner.constants.items())))
+        key = (function, inner.receiver, inner.facts, inner.caught, repr(inner.constants))
         if key not in self._seen:
-            self._seen[key] = NOTHING  # While it runs, and may call itself.
+            self._seen.add(key)
+            is_self = inner.receiver == frame.object
             bare = is_self and function is self._evaluator.method(frame.destroyed, function.name)
             name = function.name if bare else function.label
             inner.trace = (*frame.trace, Step(name, path, line))
-            self._seen[key] = self._run(inner)
-        if is_self:
-            end = self._seen[key]
-            frame.facts = frame.facts.plus(Facts(there=end.there, changed=end.changed))
+            self._run(inner)
