@@ -505,7 +505,7 @@ def example_report() -> str:
 
 def example_lint_report() -> str:
     """Return what the linter says of a destructor with an import statement."""
-    run = [sys.executable, "-m", "clean_exit.lint", "--format", "json", "-"]
+    run = [sys.executable, "-m", "clean_exit.lint", "--format", "json", "/dev/stdin"]
     source = "class Model:\n    def __del__(self):\n        import shutil\n"
     done = subprocess.run(
         run, input=source, cwd=RESULTS.parents[1], check=False, capture_output=True, text=True

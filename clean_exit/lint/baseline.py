@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from clean_exit.lint.files import STDIN
 from clean_exit.lint.findings import Finding
 
 _VERSION = 1
@@ -22,8 +21,6 @@ def _key(finding: Finding, baseline: Path) -> tuple[str, str, str]:
 
 def _path(path: str, baseline: Path) -> str:
     """Return a path relative to the baseline's folder, so that the current folder is irrelevant."""
-    if path == STDIN:
-        return path
     folder = os.path.realpath(baseline.parent)
     return os.path.relpath(os.path.realpath(path), folder).replace(os.sep, "/")
 

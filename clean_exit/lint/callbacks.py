@@ -46,7 +46,7 @@ class Site:
 
 
 def call_sites(evaluator: Evaluator, module: Module) -> Iterator[tuple[Site, ast.Call]]:
-    """Yield every call of a module; a decorator is a call with the decorated function."""
+    """Yield every call of a module."""
     scopes: list[tuple[Scope, ast.AST]] = [(module, module.source.tree)]
     scopes += [(one, node) for node, one in module.definitions.items()]
     for scope, top in scopes:
@@ -56,10 +56,6 @@ def call_sites(evaluator: Evaluator, module: Module) -> Iterator[tuple[Site, ast
                 yield site, node
             elif isinstance(node, ast.Lambda):
                 scopes.append((lambda_of(node, scope), node))
-            elif isinstance(node, ast.FunctionDef) and not isinstance(scope, Class):
-                for decorator in node.decorator_list:
-                    decorated = ast.copy_location(ast.Name(node.name, ast.Load()), decorator)
-                    yield site, ast.copy_location(ast.Call(decorator, [decorated], []), decorator)
 
 
 def explicit_call(site: Site, node: ast.Call) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import importlib.util
 import io
 import os
 import re
 import stat
-import sys
 import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,6 @@ from pathlib import Path
 
 from clean_exit.lint.findings import Note
 
-STDIN = "-"
 CALLBACK_WORDS = (b".__del__(", b"finalize", b"atexit")
 _LIBRARY = re.compile(r"python3\.\d+")
 _SKIPPED = {"__pycache__", "node_modules"}
@@ -39,7 +38,7 @@ def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[
     Below a folder, hidden folders, caches and virtual environments are skipped.
 
     Args:
-        paths: Files and folders; ``-`` is the standard input.
+        paths: Files and folders.
         exclude: Glob patterns for files and folders below the named folders.
 
     Raises:
@@ -47,20 +46,14 @@ def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[
     """
     seen: set[str] = set()
     for path in paths:
-        if path != STDIN and (not path or not Path(path).exists()):
+        if not path or not Path(path).exists():
             raise ValueError(f"{path} does not exist" if path else "PATH must not be empty")
-        is_folder = path != STDIN and Path(path).is_dir()
-        for file in _files_below(path, exclude) if is_folder else [_file_path(path)]:
-            full = os.path.abspath(file) if file != STDIN else file  # noqa: PTH100
+        is_folder = Path(path).is_dir()
+        for file in _files_below(path, exclude) if is_folder else [os.path.normpath(path)]:
+            full = os.path.abspath(file)  # noqa: PTH100
             if full not in seen:
                 seen.add(full)
                 yield file
-
-
-def _file_path(path: str) -> str:
-    """Return a short path, except for a file named ``-``, which would look like stdin."""
-    short = os.path.normpath(path)
-    return path if STDIN in (path, short) else short
 
 
 def _files_below(folder: str, exclude: Sequence[str]) -> Iterator[str]:
@@ -97,14 +90,12 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
 
 
 def read(path: Path | str) -> bytes:
-    """Return the bytes of a file, or of the standard input for ``-``.
+    """Return the bytes of a file.
 
     Raises:
         UnreadableError: The file cannot be read.
     """
     try:
-        if path == STDIN:
-            return sys.stdin.buffer.read() if sys.stdin else b""
         return Path(path).read_bytes()
     except OSError as error:
         raise UnreadableError(f"not read: {error.strerror or error}") from None
@@ -127,7 +118,10 @@ class Source:
     @cached_property
     def lines(self) -> list[str]:
         """The lines without their ends, as Python splits them."""
-        return _decode(self.data).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        try:
+            return importlib.util.decode_source(self.data).split("\n")
+        except (SyntaxError, UnicodeDecodeError):  # flake8 has decoded it already.
+            return self.data.decode("utf-8", "replace").split("\n")
 
     def line(self, number: int) -> str:
         """Return a line, counted from 1; "" if there is no such line."""
@@ -137,15 +131,6 @@ class Source:
         """Convert an offset of the syntax tree, in UTF-8 bytes, to a column from 1."""
         start = self.line(line).encode("utf-8", "surrogatepass")[:offset]
         return len(start.decode("utf-8", "replace")) + 1
-
-
-def _decode(data: bytes) -> str:
-    """Decode a file by the encoding that its first lines declare."""
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return data.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError):
-        return data.decode("utf-8", "replace")
 
 
 def parse(path: str, data: bytes) -> Source:
@@ -197,17 +182,15 @@ class Survey:
 
     Attributes:
         candidates: The bytes of each file with a word that makes parsing worthwhile.
-        streams: The bytes of pipes, which can be read only once.
         notes: The files that could not be read.
     """
 
     candidates: dict[str, bytes] = field(default_factory=dict)
-    streams: dict[str, bytes] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
     def read(self, path: str) -> bytes:
         """Return the bytes of a file, from memory if they are there."""
-        known = self.candidates.get(path) or self.streams.get(path)
+        known = self.candidates.get(path)
         return read(path) if known is None else known
 
 
@@ -220,11 +203,6 @@ def survey(paths: Iterable[str]) -> Survey:
         except UnreadableError as error:
             found.notes.append(Note(path, 0, str(error)))
             continue
-        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            found.notes.append(Note(path, 0, "not parsed: Python cannot read UTF-16"))
-            continue
-        if path == STDIN or not _is_file(path):
-            found.streams[path] = data
         at_exit = b"atexit" in data and b"register" in data
         has_callbacks = at_exit or (b"finalize" in data and b"weakref" in data)
         if b"__del__" in data or b"clean-exit-lint" in data or has_callbacks:

@@ -45,7 +45,6 @@ RULES: dict[str, Rule] = {
 }
 # Separate from the rules, because it is about comments.
 UNUSED = Rule(UNUSED_IGNORE, "CEX099", "an ignore comment that hides no finding")
-BY_CODE = {rule.code: rule.id for rule in (*RULES.values(), UNUSED)}
 
 
 def printable(path: str) -> str:

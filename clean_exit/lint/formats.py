@@ -14,16 +14,15 @@ from clean_exit.formats import github_annotation
 from clean_exit.lint.findings import RULES, SCHEMA_VERSION, UNUSED, Finding, printable
 from clean_exit.lint.linter import Result
 
-_RED, _BOLD, _DIM, _OFF = "\033[31m", "\033[1m", "\033[2m", "\033[0m"
 _WIDEST = 160
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def to_text(result: Result, *, color: bool = False, sums_up: bool = True) -> str:
+def to_text(result: Result, *, sums_up: bool = True) -> str:
     """Format findings for people, with a summary in the last line if `sums_up`."""
     lines = []
     for finding in result.findings:
-        lines += [*_lines(finding, color), ""]
+        lines += [*_lines(finding), ""]
     return "\n".join([*lines, summary(result)] if sums_up else lines[:-1])
 
 
@@ -52,13 +51,12 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
-def _lines(finding: Finding, color: bool) -> list[str]:
-    red, bold, dim, off = (_RED, _BOLD, _DIM, _OFF) if color else ("", "", "", "")
+def _lines(finding: Finding) -> list[str]:
     place = f"{printable(finding.path)}:{finding.line}:{finding.column}"
-    lines = [f"{bold}{place}{off}: {red}{finding.rule}{off}: {finding.message}"]
+    lines = [f"{place}: {finding.rule}: {finding.message}"]
     if finding.code_line.strip():
         lines += ["  | " + text for text in _caret(finding)]
-    return [*lines, f"  {dim}see {finding.help}{off}"]
+    return [*lines, f"  see {finding.help}"]
 
 
 def _caret(finding: Finding) -> list[str]:
@@ -96,32 +94,19 @@ def to_json(result: Result) -> str:
 
 
 def to_sarif(result: Result) -> str:
-    """Format findings as SARIF, which code hosts and editors read.
-
-    The trace of a finding is a code flow; a note about a file is a notification.
-    """
+    """Format findings as SARIF, which code hosts and editors read."""
     rules = [
         {
             "id": rule.id,
             "name": rule.code,
             "shortDescription": {"text": rule.summary},
             "help": {"text": f"clean-exit-lint --explain {rule.id}"},
-            "defaultConfiguration": {"level": "warning"},
         }
         for rule in (*RULES.values(), UNUSED)
-    ]
-    notes = [
-        {
-            "level": "note",
-            "message": {"text": note.message},
-            "locations": [_location(note.path, {"startLine": max(note.line, 1)}, note.message)],
-        }
-        for note in result.notes
     ]
     run = {
         "tool": {"driver": {"name": "clean-exit-lint", "rules": rules}},
         "columnKind": "unicodeCodePoints",
-        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
         "results": [_result(one) for one in result.findings],
     }
     return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=2)
@@ -131,26 +116,13 @@ def _result(finding: Finding) -> dict[str, Any]:
     region: dict[str, Any] = {"startLine": finding.line, "startColumn": finding.column}
     if finding.end_column > finding.column:
         region["endColumn"] = finding.end_column
-    if finding.code_line:
-        region["snippet"] = {"text": finding.code_line}
-    result = {
+    place = {"artifactLocation": {"uri": _uri(finding.path)}, "region": region}
+    return {
         "ruleId": finding.rule,
-        "ruleIndex": [*RULES, UNUSED.id].index(finding.rule),
         "level": "warning",
         "message": {"text": finding.message},
-        "locations": [_location(finding.path, region)],
+        "locations": [{"physicalLocation": place}],
     }
-    if finding.trace:
-        flow = [_location(step.path, {"startLine": step.line}, step.name) for step in finding.trace]
-        flow.append(_location(finding.path, region, finding.message))
-        threads = [{"locations": [{"location": one} for one in flow]}]
-        result["codeFlows"] = [{"threadFlows": threads}]
-    return result
-
-
-def _location(path: str, region: dict[str, Any], text: str = "") -> dict[str, Any]:
-    place = {"physicalLocation": {"artifactLocation": {"uri": _uri(path)}, "region": region}}
-    return {**place, "message": {"text": text}} if text else place
 
 
 def _uri(path: str) -> str:

@@ -19,7 +19,7 @@ from clean_exit.lint.files import (
     matches,
 )
 from clean_exit.lint.files import survey as survey_files
-from clean_exit.lint.findings import BY_CODE, RULES, UNUSED_IGNORE, Finding, Note, Step
+from clean_exit.lint.findings import RULES, UNUSED_IGNORE, Finding, Note, Step
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.project import Project
 from clean_exit.lint.scopes import Class, Function, Module
@@ -63,8 +63,7 @@ def check(
         ValueError: A rule does not exist.
     """
     rules, files = selected_rules(select, ignore), list(paths)
-    for names in per_file_ignores.values():
-        selected_rules((), names)
+    hidden = {glob: _named(names) for glob, names in per_file_ignores.items()}
     survey = survey_files(files)
     project = Project(files, survey.read)
     by_path: dict[str, list[Finding]] = {path: [] for path in survey.candidates}
@@ -72,10 +71,7 @@ def check(
         by_path.setdefault(finding.path, []).append(finding)
     findings: list[Finding] = []
     for path, of_file in sorted(by_path.items()):
-        hidden = [names for glob, names in per_file_ignores.items() if matches(path, [glob])]
-        here = rules.difference(*hidden) - (
-            set(RULES) if any("all" in h for h in hidden) else set()
-        )
+        here = rules.difference(*(names for glob, names in hidden.items() if matches(path, [glob])))
         if module := project.module(path):
             of_file = apply_ignores(of_file, module.source, here)
             of_file = one_for_each_statement([f for f in of_file if f.rule in here], module.source)
@@ -90,14 +86,17 @@ def selected_rules(select: Collection[str], ignore: Collection[str]) -> set[str]
     Raises:
         ValueError: A rule does not exist; the message lists the rules.
     """
+    chosen = _named(select) or {rule.id for rule in RULES.values() if rule.default}
+    return ({UNUSED_IGNORE} | chosen) - _named(ignore)
+
+
+def _named(names: Collection[str]) -> set[str]:
+    """Return the rules of these names; "all" means all of them."""
     rules = (*RULES, UNUSED_IGNORE)
-    for name in (*select, *ignore):
+    for name in names:
         if name not in (*rules, "all"):
             raise ValueError(f"unknown rule {name!r}; choose from {', '.join(rules)}")
-    chosen = set(select) or {rule.id for rule in RULES.values() if rule.default}
-    if "all" in chosen:
-        chosen = set(RULES)
-    return ({UNUSED_IGNORE} | chosen) - set(RULES if "all" in ignore else ignore)
+    return set(RULES) if "all" in names else set(names)
 
 
 def check_project(project: Project, survey: Survey) -> list[Finding]:
@@ -191,7 +190,7 @@ def apply_ignores(findings: list[Finding], source: Source, rules: set[str]) -> l
     for comment in ignore_comments(source):
         first, last = _statement_at(source, comment.line)
         here = [one for one in findings if first <= one.line <= last]
-        for name in [BY_CODE.get(rule, rule) for rule in comment.rules] or [""]:
+        for name in comment.rules or [""]:
             matching = {one for one in here if not name or one.rule == name}
             hidden |= matching
             if matching or (name in RULES and name not in rules):

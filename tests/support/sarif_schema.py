@@ -26,14 +26,14 @@ TEXT = {"type": "string"}
 NUMBER = {"type": "integer", "minimum": 1}
 MESSAGE = _object("text", text={"type": "string", "minLength": 1})
 REGION = _object(
-    "startLine", startLine=NUMBER, startColumn=NUMBER, endColumn=NUMBER, snippet=MESSAGE
+    "startLine", startLine=NUMBER, startColumn=NUMBER, endColumn=NUMBER
 )
 PLACE = _object(
     "artifactLocation region",
     artifactLocation=_object("uri", uri={"type": "string", "format": "uri-reference"}),
     region=REGION,
 )
-LOCATION = _object("physicalLocation", physicalLocation=PLACE, message=MESSAGE)
+LOCATION = _object("physicalLocation", physicalLocation=PLACE)
 LEVEL = {"enum": ["none", "note", "warning", "error"]}
 RULE = _object(
     "id",
@@ -41,36 +41,18 @@ RULE = _object(
     name=TEXT,
     shortDescription=MESSAGE,
     help=MESSAGE,
-    defaultConfiguration=_object("level", level=LEVEL),
-)
-FLOW = _object(
-    "threadFlows",
-    threadFlows=_array(
-        _object("locations", locations=_array(_object("location", location=LOCATION), minItems=1)),
-        minItems=1,
-    ),
 )
 RESULT = _object(
     "message ruleId locations",
     ruleId=TEXT,
-    ruleIndex={"type": "integer", "minimum": 0},
     level=LEVEL,
     message=MESSAGE,
     locations=_array(LOCATION, minItems=1),
-    codeFlows=_array(FLOW),
-)
-INVOCATION = _object(
-    "executionSuccessful",
-    executionSuccessful={"type": "boolean"},
-    toolExecutionNotifications=_array(
-        _object("message", level=LEVEL, message=MESSAGE, locations=_array(LOCATION))
-    ),
 )
 RUN = _object(
     "tool results",
     tool=_object("driver", driver=_object("name", name=TEXT, rules=_array(RULE, uniqueItems=True))),
     columnKind={"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
-    invocations=_array(INVOCATION),
     results=_array(RESULT),
 )
 SCHEMA = _object(
