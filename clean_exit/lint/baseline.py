@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from clean_exit.lint.findings import Finding
@@ -33,19 +33,8 @@ def to_text(findings: Iterable[Finding], baseline: Path) -> str:
     return json.dumps({"version": _VERSION, "findings": rows}, indent=1, ensure_ascii=False)
 
 
-def subtract(
-    findings: Iterable[Finding], baseline: Path, files: Iterable[str], rules: Collection[str]
-) -> tuple[list[Finding], int]:
-    """Compare findings with a baseline.
-
-    Args:
-        findings: All findings.
-        baseline: The file of known findings.
-        files: The files that were checked.
-        rules: The rules that were checked.
-
-    Returns:
-        The new findings, and the number of known ones that these files and rules no longer have.
+def subtract(findings: Iterable[Finding], baseline: Path) -> list[Finding]:
+    """Return the findings that are not in a baseline.
 
     Raises:
         ValueError: The baseline cannot be read, or is not a baseline.
@@ -57,9 +46,7 @@ def subtract(
             known[key] -= 1
         else:
             new.append(finding)
-    here = {_path(file, baseline) for file in files} if any(known.values()) else set()
-    gone = (count for (path, rule, _), count in known.items() if path in here and rule in rules)
-    return new, sum(gone)
+    return new
 
 
 def _read(path: Path) -> Known:

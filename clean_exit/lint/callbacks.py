@@ -175,9 +175,7 @@ def _reference(site: Site, node: ast.expr, target: ast.expr, is_callback: bool =
     if _root(target) in used - function.local_names:
         what = "lambda" if function.name == "lambda" else "closure"
         return f"a {what} that uses it"
-    return next(
-        filter(None, (_reference(site, one, target) for one in function.defaults.values())), ""
-    )
+    return ""
 
 
 def _root(node: ast.expr) -> str:

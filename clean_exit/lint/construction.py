@@ -101,8 +101,10 @@ class Construction:
 
     def _note_first(self, name: str, value: object) -> bool:
         """Note the first value of an attribute if it is a constant; return whether it is this."""
+        if not isinstance(value, ast.expr):
+            return False
         try:
-            known = ast.literal_eval(value)  # type: ignore[arg-type]
+            known = ast.literal_eval(value)
         except (ValueError, TypeError):
             return False
         return bool(self.first_values.setdefault(name, known) == known)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import fnmatch
 import importlib.util
-import io
 import os
 import re
 import stat
-import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from clean_exit.lint.findings import Note
 CALLBACK_WORDS = (b".__del__(", b"finalize", b"atexit")
 _LIBRARY = re.compile(r"python3\.\d+")
 _SKIPPED = {"__pycache__", "node_modules"}
-_IGNORE = re.compile(r"\bclean-exit-lint\s*:\s*ignore\b\s*(?:\[([^\]]*)\])?")
+_IGNORE = re.compile(r"#.*\bclean-exit-lint\s*:\s*ignore\b\s*(?:\[([^\]]*)\])?")
 
 
 class UnreadableError(Exception):
@@ -151,63 +149,30 @@ def parse(path: str, data: bytes) -> Source:
         raise UnreadableError("not parsed: the code is nested too deeply") from None
 
 
-@dataclass(frozen=True)
-class Ignore:
-    """An ignore comment: the rules that it names, or none to hide all findings of its line."""
-
-    line: int
-    column: int
-    rules: tuple[str, ...]
-
-
-def ignore_comments(source: Source) -> list[Ignore]:
-    """Return the ignore comments of a file; the same text inside a string does not count."""
-    if b"clean-exit-lint" not in source.data:
-        return []
-    found = []
-    text = "\n".join(source.lines)
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT and (match := _IGNORE.search(token.string)):
-                names = tuple(name.strip() for name in (match[1] or "").split(",") if name.strip())
-                found.append(Ignore(token.start[0], token.start[1] + match.start() + 1, names))
-    except (tokenize.TokenError, SyntaxError):
-        pass  # The file was parsed, so all its comments have come by now.
-    return found
+def ignore_comments(source: Source) -> Iterator[tuple[int, set[str]]]:
+    """Yield the line of each ignore comment, and the rules that it names; none means all."""
+    is_marked = b"clean-exit-lint" in source.data
+    for number, text in enumerate(source.lines if is_marked else (), start=1):
+        if match := _IGNORE.search(text):
+            yield number, {name.strip() for name in (match[1] or "").split(",") if name.strip()}
 
 
-@dataclass
-class Survey:
-    """A search of the bytes of all files; parsing them all would take ten times as long.
+def survey(paths: Iterable[str]) -> tuple[dict[str, bytes], list[Note]]:
+    """Read all files; return the bytes of those to parse, and notes about unreadable ones.
 
-    Attributes:
-        candidates: The bytes of each file with a word that makes parsing worthwhile.
-        notes: The files that could not be read.
+    Parsing all files would take ten times as long.
     """
-
-    candidates: dict[str, bytes] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
-
-    def read(self, path: str) -> bytes:
-        """Return the bytes of a file, from memory if they are there."""
-        known = self.candidates.get(path)
-        return read(path) if known is None else known
-
-
-def survey(paths: Iterable[str]) -> Survey:
-    """Read all files, and select those to parse."""
-    found = Survey()
+    candidates, notes = {}, []
     for path in paths:
         try:
             data = read(path)
         except UnreadableError as error:
-            found.notes.append(Note(path, 0, str(error)))
+            notes.append(Note(path, 0, str(error)))
             continue
         at_exit = b"atexit" in data and b"register" in data
-        has_callbacks = at_exit or (b"finalize" in data and b"weakref" in data)
-        if b"__del__" in data or b"clean-exit-lint" in data or has_callbacks:
-            found.candidates[path] = data
-    return found
+        if b"__del__" in data or at_exit or (b"finalize" in data and b"weakref" in data):
+            candidates[path] = data
+    return candidates, notes
 
 
 def distribution(path: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCHEMA_VERSION = 1
-UNUSED_IGNORE = "unused-ignore"
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ RULES: dict[str, Rule] = {
         Rule("signature", "CEX014", "a destructor that raises whenever it is called"),
     )
 }
-# Separate from the rules, because it is about comments.
-UNUSED = Rule(UNUSED_IGNORE, "CEX099", "an ignore comment that hides no finding")
 
 
 def printable(path: str) -> str:
@@ -74,8 +71,6 @@ class Finding:
         column: The column in characters, from 1.
         message: A description in one line.
         trace: The functions from the destructor to the place; empty without a destructor.
-        end_line: The last line of the code that was found.
-        end_column: The column after that code; 0 if it has several lines.
         code_line: The source line, without its end.
     """
 
@@ -85,8 +80,6 @@ class Finding:
     column: int
     message: str
     trace: tuple[Step, ...] = ()
-    end_line: int = 0
-    end_column: int = 0
     code_line: str = ""
 
     @property
@@ -97,7 +90,7 @@ class Finding:
     @property
     def code(self) -> str:
         """The code of the rule for flake8."""
-        return RULES.get(self.rule, UNUSED).code
+        return RULES[self.rule].code
 
     def to_json(self) -> dict[str, object]:
         """Return the finding as an entry of the JSON format."""

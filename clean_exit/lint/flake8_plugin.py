@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from clean_exit.lint.files import Source, Survey, read
+from clean_exit.lint.files import Source
 from clean_exit.lint.findings import RULES
 from clean_exit.lint.linter import check_project, one_for_each_statement
 from clean_exit.lint.project import Project
@@ -34,9 +34,8 @@ class Plugin:
 
     def run(self) -> Iterator[tuple[int, int, str, type[Plugin]]]:
         """Yield the line, the column from 0, and the text of each finding."""
-        project = Project([], read)
+        project = Project([], {})
         project.add(self._source)
-        survey = Survey(candidates={self._source.path: self._source.data})
-        found = one_for_each_statement(check_project(project, survey), self._source)
+        found = one_for_each_statement(check_project(project, [self._source.path]), self._source)
         for one in sorted(found, key=lambda one: (one.line, one.column)):
             yield one.line, one.column - 1, f"{one.code} {one.rule}: {one.message}", Plugin

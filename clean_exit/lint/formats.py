@@ -1,4 +1,4 @@
-"""The formats: text with carets, GitHub annotations, JSON, and SARIF 2.1.0."""
+"""The formats: text, GitHub annotations, JSON, and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote_from_bytes
 
 from clean_exit.formats import github_annotation
-from clean_exit.lint.findings import RULES, SCHEMA_VERSION, UNUSED, Finding, printable
+from clean_exit.lint.findings import RULES, SCHEMA_VERSION, Finding, printable
 from clean_exit.lint.linter import Result
 
 _WIDEST = 160
@@ -39,9 +39,8 @@ def summary(result: Result) -> str:
 def to_statistics(result: Result) -> str:
     """Return the number of findings of each rule, the most frequent first."""
     kinds = Counter(finding.rule for finding in result.findings)
-    known = {**RULES, UNUSED.id: UNUSED}
     return "\n".join(
-        f"{count}\t{known[rule].code}\t{rule}\t{known[rule].summary}"
+        f"{count}\t{RULES[rule].code}\t{rule}\t{RULES[rule].summary}"
         for rule, count in kinds.most_common()
     )
 
@@ -53,24 +52,9 @@ def counted(count: int, word: str) -> str:
 
 def _lines(finding: Finding) -> list[str]:
     place = f"{printable(finding.path)}:{finding.line}:{finding.column}"
-    lines = [f"{place}: {finding.rule}: {finding.message}"]
-    if finding.code_line.strip():
-        lines += ["  | " + text for text in _caret(finding)]
-    return [*lines, f"  see {finding.help}"]
-
-
-def _caret(finding: Finding) -> list[str]:
-    """Return the source line, and a line of carets below the code; without the indentation."""
-    code = finding.code_line
-    indent = len(code) - len(code.lstrip())
-    start = max(finding.column - 1, indent)
-    stop = finding.end_column - 1 if finding.end_column > finding.column else start + 1
-    line = code[indent:].rstrip()[:_WIDEST]
-    # A tab keeps the carets aligned with a tab above.
-    before = "".join("\t" if char == "\t" else " " for char in code[indent:start])
-    if len(before) >= _WIDEST:
-        return [line]
-    return [line, before + "^" * max(1, min(stop, len(code.rstrip())) - start)]
+    code = finding.code_line.strip()[:_WIDEST]
+    lines = [f"{place}: {finding.rule}: {finding.message}", f"  | {code}", f"  see {finding.help}"]
+    return lines if code else [lines[0], lines[2]]
 
 
 def to_github(result: Result) -> str:
@@ -102,7 +86,7 @@ def to_sarif(result: Result) -> str:
             "shortDescription": {"text": rule.summary},
             "help": {"text": f"clean-exit-lint --explain {rule.id}"},
         }
-        for rule in (*RULES.values(), UNUSED)
+        for rule in RULES.values()
     ]
     run = {
         "tool": {"driver": {"name": "clean-exit-lint", "rules": rules}},
@@ -114,8 +98,6 @@ def to_sarif(result: Result) -> str:
 
 def _result(finding: Finding) -> dict[str, Any]:
     region: dict[str, Any] = {"startLine": finding.line, "startColumn": finding.column}
-    if finding.end_column > finding.column:
-        region["endColumn"] = finding.end_column
     place = {"artifactLocation": {"uri": _uri(finding.path)}, "region": region}
     return {
         "ruleId": finding.rule,

@@ -46,8 +46,8 @@ class Frame:
         trace: The functions from the destructor to this one.
         used: The attributes of the object that the destructor has read or asked for so far.
         stored: The attributes of the object that it has set.
-        facts: `ALIVE` if a test has shown it, the global names that a test has looked at, and
-            the attributes that have not their first value any more, with a dot before them.
+        facts: `ALIVE` if a test has shown it, and the global names that a test has looked at. The
+            attributes that have not their first value any more have a dot before them.
         caught: The names of the exceptions that a surrounding handler catches.
         variables: The values of parameters in this function and those around it.
         constants: The parameters with a known value, such as ``blocking=False``.

@@ -14,12 +14,11 @@ from clean_exit.lint.evaluator import Bound, Env, Evaluator
 from clean_exit.lint.files import (
     CALLBACK_WORDS,
     Source,
-    Survey,
     ignore_comments,
     matches,
+    survey,
 )
-from clean_exit.lint.files import survey as survey_files
-from clean_exit.lint.findings import RULES, UNUSED_IGNORE, Finding, Note, Step
+from clean_exit.lint.findings import RULES, Finding, Note, Step
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.project import Project
 from clean_exit.lint.scopes import Class, Function, Module
@@ -64,19 +63,19 @@ def check(
     """
     rules, files = selected_rules(select, ignore), list(paths)
     hidden = {glob: _named(names) for glob, names in per_file_ignores.items()}
-    survey = survey_files(files)
-    project = Project(files, survey.read)
-    by_path: dict[str, list[Finding]] = {path: [] for path in survey.candidates}
-    for finding in check_project(project, survey):
+    candidates, unread = survey(files)
+    project = Project(files, candidates)
+    by_path: dict[str, list[Finding]] = {}
+    for finding in check_project(project, candidates):
         by_path.setdefault(finding.path, []).append(finding)
     findings: list[Finding] = []
     for path, of_file in sorted(by_path.items()):
         here = rules.difference(*(names for glob, names in hidden.items() if matches(path, [glob])))
         if module := project.module(path):
-            of_file = apply_ignores(of_file, module.source, here)
+            of_file = apply_ignores(of_file, module.source)
             of_file = one_for_each_statement([f for f in of_file if f.rule in here], module.source)
         findings += sorted(of_file, key=lambda one: (one.line, one.column, one.rule))
-    notes = sorted({*survey.notes, *project.notes}, key=lambda note: (note.path, note.line))
+    notes = sorted({*unread, *project.notes}, key=lambda note: (note.path, note.line))
     return Result(tuple(findings), tuple(notes), len(files))
 
 
@@ -87,22 +86,21 @@ def selected_rules(select: Collection[str], ignore: Collection[str]) -> set[str]
         ValueError: A rule does not exist; the message lists the rules.
     """
     chosen = _named(select) or {rule.id for rule in RULES.values() if rule.default}
-    return ({UNUSED_IGNORE} | chosen) - _named(ignore)
+    return chosen - _named(ignore)
 
 
 def _named(names: Collection[str]) -> set[str]:
     """Return the rules of these names; "all" means all of them."""
-    rules = (*RULES, UNUSED_IGNORE)
     for name in names:
-        if name not in (*rules, "all"):
-            raise ValueError(f"unknown rule {name!r}; choose from {', '.join(rules)}")
+        if name not in (*RULES, "all"):
+            raise ValueError(f"unknown rule {name!r}; choose from {', '.join(RULES)}")
     return set(RULES) if "all" in names else set(names)
 
 
-def check_project(project: Project, survey: Survey) -> list[Finding]:
+def check_project(project: Project, candidates: Iterable[str]) -> list[Finding]:
     """Return the findings of all files, before ignore comments are applied."""
     evaluator, found = Evaluator(project), _Findings(project)
-    modules = [module for path in survey.candidates if (module := project.module(path))]
+    modules = [module for path in candidates if (module := project.module(path))]
     walker = Walker(evaluator, found.add_reached)
     for cls in (cls for module in modules for cls in module.classes):
         with found.noting_deep_nesting(cls.module):
@@ -149,11 +147,6 @@ class _Findings:
         key = (rule, source.path, line, offset)
         if key in self.by_place and len(self.by_place[key].trace) <= len(trace):
             return
-        end = getattr(node, "end_lineno", None) or line
-        if hasattr(node, "body") and not isinstance(node, ast.Lambda):
-            end = line  # The finding is about the head of a compound statement.
-        end_offset = getattr(node, "end_col_offset", 0) or 0
-        is_one_line = end == getattr(node, "end_lineno", line) == line
         way = " -> ".join(step.name for step in trace)
         if trace and trace[0].path != source.path:
             name = trace[0].path.replace(os.sep, "/").rpartition("/")[2]
@@ -165,8 +158,6 @@ class _Findings:
             source.column(line, offset),
             f"{way}: {message}" if way else message,
             trace,
-            end,
-            source.column(line, end_offset) if is_one_line else 0,
             source.line(line),
         )
 
@@ -180,36 +171,22 @@ def _destructor(evaluator: Evaluator, cls: Class) -> Function | None:
     return function if isinstance(function, Function) else None
 
 
-def apply_ignores(findings: list[Finding], source: Source, rules: set[str]) -> list[Finding]:
-    """Return a file's findings without those that its comments hide.
-
-    A comment that hides nothing is a finding, unless its rule was not selected.
-    """
+def apply_ignores(findings: list[Finding], source: Source) -> list[Finding]:
+    """Return a file's findings without those that its comments hide."""
     hidden: set[Finding] = set()
-    unused = []
-    for comment in ignore_comments(source):
-        first, last = _statement_at(source, comment.line)
-        here = [one for one in findings if first <= one.line <= last]
-        for name in comment.rules or [""]:
-            matching = {one for one in here if not name or one.rule == name}
-            hidden |= matching
-            if matching or (name in RULES and name not in rules):
-                continue
-            message = f"there is no finding{f' of {name}' if name else ''} to ignore on this line"
-            if name and name not in RULES:
-                message = f"unknown rule {name!r}"
-            place = (UNUSED_IGNORE, source.path, comment.line, comment.column, message)
-            text = source.line(comment.line)
-            unused.append(Finding(*place, code_line=text, end_line=comment.line))
-    return [one for one in findings if one not in hidden] + unused
+    for line, rules in ignore_comments(source):
+        first, last = _statement_at(source, line)
+        here = {one for one in findings if first <= one.line <= last}
+        hidden |= {one for one in here if not rules or one.rule in rules}
+    return [one for one in findings if one not in hidden]
 
 
 def one_for_each_statement(findings: list[Finding], source: Source) -> list[Finding]:
     """Return the first rule's finding of each statement: one change of the code ends them all."""
     kept, seen = [], set[object]()
-    order = [*sorted(RULES, key=lambda rule: not RULES[rule].default), UNUSED_IGNORE]
+    order = sorted(RULES, key=lambda rule: not RULES[rule].default)
     for one in sorted(findings, key=lambda one: (order.index(one.rule), one.line, one.column)):
-        keys: set[object] = {_statement_at(source, one.line) if one.rule in RULES else one}
+        keys: set[object] = {_statement_at(source, one.line)}
         if len(one.trace) > 2:  # One change of the destructor ends all that it reaches below.
             keys.add((one.rule, one.trace[0]))
         if keys.isdisjoint(seen):

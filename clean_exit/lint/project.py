@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
-from clean_exit.lint.files import Source, UnreadableError, distribution, parse
+from clean_exit.lint.files import Source, UnreadableError, distribution, parse, read
 from clean_exit.lint.findings import Note
 from clean_exit.lint.scopes import Module, read_module
-
-Reader = Callable[[str], bytes]
 
 
 class Project:
@@ -20,9 +18,9 @@ class Project:
     even if those files are not among the files to check.
     """
 
-    def __init__(self, paths: Iterable[str], read: Reader) -> None:
+    def __init__(self, paths: Iterable[str], known: Mapping[str, bytes]) -> None:
         self._checked = {os.path.abspath(path): path for path in paths}  # noqa: PTH100  (hot)
-        self._read = read
+        self._known = known
         self._modules: dict[str, Module | None] = {}
         self._found: dict[tuple[str, str], str | None] = {}
         self._exists: dict[str, bool] = {}
@@ -35,7 +33,9 @@ class Project:
             self._modules[full] = None  # Ends the recursion.
             name = self._checked.get(full, path)
             try:
-                self._modules[full] = self._make(full, parse(name, self._read(name)))
+                self._modules[full] = self._make(
+                    full, parse(name, self._known.get(name) or read(name))
+                )
             except UnreadableError as error:
                 self.notes.append(Note(name, error.line, str(error)))
             except RecursionError:

@@ -412,32 +412,18 @@ def _is_dropped(frame: Frame, node: ast.Call) -> bool:
 
 # bare-except
 
-_REPORTING = {"print", "debug", "info", "warning", "warn", "error", "exception", "critical", "log",
-              "write"}  # fmt: skip
-
 
 def bare_except(frame: Frame, node: ast.AST) -> str:
-    """Find ``except:`` and ``except BaseException:`` that do not raise again."""
+    """Find ``except:`` and ``except BaseException:`` that neither raise again nor use the error."""
     if not isinstance(node, ast.ExceptHandler):
         return ""
     names = exception_names(node)
     catches_all = "BaseException" in names or {"Exception", "KeyboardInterrupt"} <= names
     raises = any(isinstance(one, ast.Raise) for one in children(node.body))
-    if not catches_all or raises or _uses_error(node):
+    if not catches_all or raises or node.name:
         return ""
     clause = "except:" if node.type is None else f"except {ast.unparse(node.type)}:"
     return f"{clause} hides Ctrl-C and every error"
-
-
-def _uses_error(handler: ast.ExceptHandler) -> bool:
-    """Whether the handler uses the exception for more than a message."""
-    reported: set[ast.AST] = set()
-    for one in children(handler.body):
-        if isinstance(one, ast.Call) and last_name(one.func) in _REPORTING:
-            reported |= set(ast.walk(one))
-        elif isinstance(one, ast.Name) and one.id == handler.name and one not in reported:
-            return True
-    return False
 
 
 def wide_suppress(frame: Frame, node: ast.expr, value: Value | None) -> str:

@@ -156,7 +156,7 @@ class Class:
     @cached_property
     def annotations(self) -> dict[str, ast.expr]:
         """The annotation of each attribute that has one in the body."""
-        return {one.target.id: one.annotation for one in statements(self.node.body)
+        return {one.target.id: one.annotation for one in inside(self.node)
                 if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}  # fmt: skip
 
     @property
@@ -229,21 +229,6 @@ def inside(node: ast.AST) -> Iterator[ast.AST]:
     return children(body if isinstance(body, list) else [body])
 
 
-def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a scope at any depth, in order, without looking into expressions."""
-    stack: list[ast.AST] = [*reversed(list(body))]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast.stmt):
-            yield node
-            if isinstance(node, _SCOPES):
-                continue
-        below: list[ast.AST] = []
-        for block in ("body", "handlers", "cases", "orelse", "finalbody"):
-            below += getattr(node, block, ())
-        stack += below[::-1]
-
-
 def bindings(top: ast.AST, module: Module) -> dict[str, list[object]]:
     """Return the values that a scope binds to each name, in order.
 
@@ -293,19 +278,18 @@ def lambda_of(node: ast.Lambda, scope: Scope) -> Function:
 def read_module(source: Source, name: str, *, is_package: bool) -> Module:
     """Find the classes and functions of a file, at any depth."""
     module = Module(source, name, is_package)
-    todo: list[tuple[list[ast.stmt], Class | None, Function | None]]
-    todo = [(source.tree.body, None, None)]
+    todo: list[tuple[ast.AST, Class | None, Function | None]] = [(source.tree, None, None)]
     while todo:
-        body, owner, function = todo.pop()
-        for one in statements(body):
+        top, owner, function = todo.pop()
+        for one in inside(top):
             if isinstance(one, _FUNCTIONS):
                 made = Function(one, module, one.name, owner, function)
                 module.definitions[one] = made
-                todo.append((one.body, None, made))
+                todo.append((one, None, made))
             elif isinstance(one, ast.ClassDef):
                 inner = Class(one, module, one.name, function, owner)
                 module.definitions[one] = inner
-                todo.append((one.body, inner, function))
+                todo.append((one, inner, function))
     return module
 
 

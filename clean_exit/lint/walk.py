@@ -14,8 +14,8 @@ from clean_exit.lint.handlers import caught_names, is_suppress, suppressed_names
 from clean_exit.lint.rules import ATTRIBUTES, CALLS, NAMES, STATEMENTS, WITHS, Rules
 from clean_exit.lint.scopes import Class, Function, assignments_in
 
-_MAX_TRACE = 3  # The destructor and two calls; further away, too much depends on the callers.
 _MAX_CALLS = 400  # Functions entered for one destructor.
+_MAX_TRACE = 3  # The destructor and two calls; further away, too much depends on the callers.
 # These decorators do not catch exceptions; any other one may.
 _HARMLESS = {"staticmethod", "classmethod", "property", "override", "final"}
 _Facts = frozenset[str]
@@ -116,20 +116,9 @@ class Walker:
                 self._expression(frame, node.value)
                 for target in targets:
                     self._store(frame, target)
-        elif isinstance(node, (ast.AugAssign, ast.Delete)):
-            for target in node.targets if isinstance(node, ast.Delete) else [node.target]:
-                self._read_target(frame, target)
-            self._expressions(frame, node)
         else:
             self._expressions(frame, node)
         return not isinstance(node, (ast.Return, ast.Continue, ast.Break))
-
-    def _read_target(self, frame: Frame, target: ast.expr) -> None:
-        """Walk a target that must exist already, as in ``x += 1`` and ``del x``."""
-        if name := frame.own_attribute(target):
-            self._attribute(frame, target, name)
-        elif isinstance(target, ast.Name):
-            self._apply(NAMES, frame, target)
 
     def _store(self, frame: Frame, target: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -200,8 +189,7 @@ class Walker:
     def _expression(self, frame: Frame, node: ast.expr) -> None:
         before = frame.facts
         if isinstance(node, ast.Name):
-            if not isinstance(node.ctx, ast.Store):
-                self._apply(NAMES, frame, node)
+            self._apply(NAMES, frame, node)
         elif isinstance(node, ast.Attribute):
             self._read(frame, node)
         elif isinstance(node, ast.Call):
@@ -242,8 +230,7 @@ class Walker:
             return
         self._expression(frame, node.value)
         if name := frame.own_attribute(node):
-            if not isinstance(node.ctx, ast.Store):
-                self._attribute(frame, node, name)
+            self._attribute(frame, node, name)
         elif isinstance(value := frame.evaluate(node.value), Instance):
             found = self._evaluator.method(value.cls, node.attr)
             if found and found.is_property:

@@ -25,9 +25,7 @@ def _array(items: dict[str, Any], **more: Any) -> dict[str, Any]:
 TEXT = {"type": "string"}
 NUMBER = {"type": "integer", "minimum": 1}
 MESSAGE = _object("text", text={"type": "string", "minLength": 1})
-REGION = _object(
-    "startLine", startLine=NUMBER, startColumn=NUMBER, endColumn=NUMBER
-)
+REGION = _object("startLine", startLine=NUMBER, startColumn=NUMBER, endColumn=NUMBER)
 PLACE = _object(
     "artifactLocation region",
     artifactLocation=_object("uri", uri={"type": "string", "format": "uri-reference"}),
