@@ -201,6 +201,4 @@ def _is_bound_to(site: Site, node: ast.Attribute, target: ast.expr, is_callback:
         return is_unknown and not isinstance(value, Class)
     if method := site.evaluator.method(value.cls, node.attr):
         return not (method.is_static or method.is_property or method.is_of_class)
-    order, complete = site.evaluator.mro(value.cls)
-    known = any(node.attr in site.evaluator.assignments(cls) for cls in order)
-    return is_unknown and not (known or complete)
+    return is_unknown

@@ -250,8 +250,8 @@ def _sets_unknown_names(function: Function) -> bool:
     """Whether a method sets attributes whose names are not in the source."""
     for node in inside(function.node):
         if isinstance(node, ast.Call):
-            if last_name(node.func) == "update" and "__dict__" in ast.dump(node.func):
+            if last_name(node.func) in {"setattr", "__setattr__"}:
                 return True
-            if last_name(node.func) == "setattr" and not assignments_in(node, function):
+            if last_name(node.func) == "update" and "__dict__" in ast.dump(node.func):
                 return True
     return False

@@ -143,13 +143,7 @@ class Evaluator:
             return self._result(node, env)
         if isinstance(node, ast.Lambda):
             return lambda_of(node, env.scope)
-        parts: Iterable[ast.expr] = ()
-        if isinstance(node, (ast.NamedExpr, ast.Await)):
-            parts = [node.value]
-        elif isinstance(node, ast.BoolOp):
-            parts = node.values
-        elif isinstance(node, ast.IfExp):
-            parts = [node.body, node.orelse]
+        parts = node.values if isinstance(node, ast.BoolOp) else ()
         return _first(self.evaluate(one, env) for one in parts)
 
     # Names
@@ -256,10 +250,7 @@ class Evaluator:
                 known = self._bound(found, Env(module))
         finally:
             self._busy.discard(key)
-        bound = module.names.get(name, ())
-        if known or not module.name or not all(isinstance(one, Imported) for one in bound):
-            return known
-        return External(f"{module.name}.{name}")
+        return known
 
     # Classes and their objects
 
@@ -327,8 +318,6 @@ class Evaluator:
             found = self.member(base, name)
         else:
             found = self.member(base.receiver.cls, name, base.after)
-        if found is None and isinstance(base, Class):  # What a class method sets.
-            return self._attribute(Instance(base), name, env.depth)
         owner, value = found or (None, None)
         if isinstance(value, Function):
             return self._bind(value, base if isinstance(base, Class) else base.receiver)
@@ -359,8 +348,6 @@ class Evaluator:
             self._busy.discard(key)
 
     def _bind(self, function: Function, receiver: Instance | Class) -> Value | None:
-        if function.is_property:
-            return self._returned(function, 1)
         if function.is_of_class:
             return Bound(function, receiver.cls if isinstance(receiver, Instance) else receiver)
         is_method = isinstance(receiver, Instance) and not function.is_static

@@ -269,8 +269,6 @@ def device_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     if frame.is_alive:
         return ""
     target = dotted(value)
-    if isinstance(value, Function) and value.module.name.startswith("torch."):
-        target = f"{value.module.name}.{value.name}"  # In torch's own files.
     if not _DEVICE.fullmatch(target) or _HARMLESS.fullmatch(target):
         method = getattr(node.func, "attr", "")
         is_known = is_project_value(value) or method.endswith("Unregister")
@@ -304,7 +302,6 @@ def logging_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
         return ""
     holder = func.value.func if isinstance(func.value, ast.Call) else func.value  # type: ignore[attr-defined]
     by_name = bool(_LOGGER_NAME.fullmatch(last_name(holder)))
-    by_name = by_name and not target.startswith(("math.", "numpy."))
     return f"{ast.unparse(func)}() logs" if by_name or _LOGGER.fullmatch(target) else ""
 
 

@@ -357,10 +357,6 @@ def assignments_in(node: ast.AST, function: Function) -> list[Assignment]:
         pairs = [(node.target, node.value)]
     elif isinstance(node, ast.withitem):
         pairs = [(node.optional_vars, None)]
-    elif isinstance(node, ast.Call) and last_name(node.func) in {"setattr", "__setattr__"}:
-        name = node.args[-2] if len(node.args) in (2, 3) else None
-        is_known = isinstance(name, ast.Constant)
-        return [Assignment(str(name.value), node.args[-1])] if is_known else []  # type: ignore[union-attr]
     found = []
     while pairs:
         target, value = pairs.pop()

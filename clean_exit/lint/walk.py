@@ -12,7 +12,7 @@ from clean_exit.lint.findings import Step
 from clean_exit.lint.frames import SHUTDOWN_CHECK, Frame
 from clean_exit.lint.handlers import caught_names, is_suppress, suppressed_names
 from clean_exit.lint.rules import ATTRIBUTES, CALLS, NAMES, STATEMENTS, WITHS, Rules
-from clean_exit.lint.scopes import Class, Function, assignments_in
+from clean_exit.lint.scopes import Class, Function
 
 _MAX_CALLS = 400  # Functions entered for one destructor.
 _MAX_TRACE = 3  # The destructor and two calls; further away, too much depends on the callers.
@@ -252,8 +252,6 @@ class Walker:
         self._expressions(frame, node)
         value = frame.evaluate(node.func)
         self._apply(CALLS, frame, node, value)
-        stored = assignments_in(node, frame.function)  # setattr(self, "name", value)
-        frame.stored.update(one.name for one in stored)
         if isinstance(value, Class):
             for name in ("__init__", "__post_init__"):
                 self._follow_member(frame, Instance(value), name, node)
