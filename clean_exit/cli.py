@@ -26,7 +26,7 @@ exit codes: 0 clean exit; 120 the program's code is 0 but its exit was not clean
 or 128+n for signal n. [tool.clean-exit] in pyproject.toml sets defaults."""
 SETTINGS = (
     *("timeout", "max-shutdown", "repeat", "resource-warnings", "ignore", "children"),
-    *("error-exitcode", "report-json", "github", "color"),
+    *("error-exitcode", "report-json", "github"),
 )
 """The options that the table in pyproject.toml may set."""
 _ARGUMENTS = re.compile(r"\b(stop_signal|stop_after|stop_when|timeout|max_shutdown)(_s)?\b")
@@ -79,7 +79,6 @@ def make_parser() -> Parser:
     add("--explain", metavar="ID", help="explain a finding and how to fix it, and exit")
     add("-q", "--quiet", action="store_true", help="print no report")
     add("-v", "--verbose", action="store_true", help="print all findings with all evidence")
-    add("--color", choices=("auto", "always", "never"), default="auto")
     add("--version", action="store_true", help="print the version and exit")
     return parser
 
@@ -290,11 +289,8 @@ def _explain_start_failure(command: list[str], error: OSError) -> int:
 
 
 def _print_report(report: ExitReport, options: argparse.Namespace) -> None:
-    color = options.color == "always" or (
-        options.color == "auto" and os.isatty(2) and "NO_COLOR" not in os.environ
-    )
     if not options.quiet:
-        _print_line(formats.to_text(report, verbose=options.verbose, color=color))
+        _print_line(formats.to_text(report, verbose=options.verbose))
     if options.github and report.findings:
         _print_line(formats.to_github(report))
 

@@ -6,27 +6,19 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from clean_exit.findings import ABOUT_A_CHILD, FINDINGS, Finding
 from clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
 
 _MAX_LINES = 15  # of evidence without -v
 _MAX_FINDINGS = 10  # without -v; GitHub shows as many annotations of one step
-_RED, _GREEN, _BOLD, _DIM, _OFF = "\033[31m", "\033[32m", "\033[1m", "\033[2m", "\033[0m"
 _PLACE = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 
-Style = Callable[[str, str], str]
 
-
-def to_text(report: ExitReport, *, verbose: bool = False, color: bool = False) -> str:
+def to_text(report: ExitReport, *, verbose: bool = False) -> str:
     """Format a report for people: a summary, then the findings with their evidence."""
-
-    def style(text: str, code: str) -> str:
-        return f"{code}{text}{_OFF}" if color else text
-
-    verdict = style(summarise(report), _GREEN if report.clean else _RED + _BOLD)
-    lines = [f"clean-exit: {verdict}"]
+    lines = [f"clean-exit: {summarise(report)}"]
     if report.note:
         lines.append(f"  note: {report.note}")
     if verbose:
@@ -35,7 +27,7 @@ def to_text(report: ExitReport, *, verbose: bool = False, color: bool = False) -
         lines.append(f"  observed from {sides}")
     visible = report.findings if verbose else report.findings[:_MAX_FINDINGS]
     for finding in visible:
-        lines += _finding_lines(finding, verbose, style)
+        lines += _finding_lines(finding, verbose)
     hidden = Counter(finding.id for finding in report.findings[len(visible) :])
     if hidden:
         kinds = ", ".join(f"{count} {name}" for name, count in hidden.items())
@@ -43,18 +35,18 @@ def to_text(report: ExitReport, *, verbose: bool = False, color: bool = False) -
     return "\n".join(lines)
 
 
-def _finding_lines(finding: Finding, verbose: bool, style: Style) -> list[str]:
+def _finding_lines(finding: Finding, verbose: bool) -> list[str]:
     where = f", {finding.where}" if finding.where else ""
-    lines = ["", f"  {style(finding.id, _BOLD)}: {FINDINGS[finding.id]}{where}"]
+    lines = ["", f"  {finding.id}: {FINDINGS[finding.id]}{where}"]
     lines.append(f"    {finding.summary}")
     evidence = finding.evidence.splitlines()
     if not verbose and len(evidence) > _MAX_LINES:
         hidden = len(evidence) - _MAX_LINES
         evidence = [*evidence[:_MAX_LINES], f"... {hidden} more lines (-v shows them)"]
-    lines += [f"    {style('|', _DIM)} {line}" for line in evidence]
+    lines += [f"    | {line}" for line in evidence]
     if finding.child:
-        lines.append(style(f"    {ABOUT_A_CHILD}", _DIM))
-    lines.append(style(f"    see {finding.help}", _DIM))
+        lines.append(f"    {ABOUT_A_CHILD}")
+    lines.append(f"    see {finding.help}")
     return lines
 
 

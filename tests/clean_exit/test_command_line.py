@@ -296,11 +296,6 @@ def test_settings_are_defaults_of_the_command_line(tmp_path: Path) -> None:
     assert clean_exit("--ignore", "x--explain", *DIRTY, cwd=below).returncode == 9
 
 
-def test_colours_are_off_without_a_terminal() -> None:
-    assert "\033[" in clean_exit("--color", "always", *DIRTY).stderr
-    assert "\033[" not in clean_exit(*DIRTY).stderr
-
-
 @pytest.mark.slow
 def test_long_evidence_is_shortened_without_v() -> None:
     code = "import atexit\ndef f(n): return f(n - 1) if n else 1 / 0\natexit.register(f, 20)"
@@ -511,7 +506,6 @@ WRONG_VALUES = {
     "timeout = nan": f"{TABLE} --timeout: must be a number of seconds, got 'nan'",
     "timeout = 'soon'": f"{TABLE} --timeout: must be a number of seconds, got 'soon'",
     "max-shutdown = -1": f"{TABLE} --max-shutdown: must be a number of seconds, got '-1'",
-    "color = 'blue'": f"{TABLE} --color: invalid choice: 'blue'",
     "github = 1": "[tool.clean-exit] github has the wrong type: 1",
     "tiemout = 3": "unknown setting 'tiemout' in [tool.clean-exit]",
     "error_exitcode = 4": "unknown setting 'error_exitcode' in [tool.clean-exit]",
@@ -550,12 +544,10 @@ error-exitcode = 9
 report-json = "r.json"
 children = "count"
 github = true
-color = "always"
 """)
     code = "import atexit; f = open('pyproject.toml'); f = None; atexit.register(lambda: {}['x'])"
     done = clean_exit("-c", code, cwd=tmp_path)
     assert done.returncode == 9
-    assert "\033[" in done.stderr
     assert "::error title=" in done.stderr
     runs = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert [[one["id"] for one in run["findings"]] for run in runs] == [["resource-warning"]] * 2
