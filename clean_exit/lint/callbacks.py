@@ -98,8 +98,7 @@ def atexit_keeps_alive(site: Site, node: ast.Call) -> str:
         return ""
     if not site.evaluator.method(method.owner, "__del__"):
         return ""
-    is_metaclass = any(last_name(base) == "type" for base in method.owner.node.bases[:1])
-    if is_metaclass or _unregisters(method.owner):
+    if _unregisters(method.owner):
         return ""
     target = ast.Name(method.self_name, ast.Load())
     if reference := _reference_in_call(site, node, 0, target):

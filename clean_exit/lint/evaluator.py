@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Union
 
 from clean_exit.lint.project import Project
@@ -25,7 +25,6 @@ from clean_exit.lint.scopes import (
     unmangle,
 )
 
-_MAX_STEPS = 12
 _PASSING_ON = {"partial", "partialmethod", "staticmethod", "classmethod"}
 _TRANSPARENT = {"Optional", "Annotated", "Final", "ClassVar", "Union", "Required", "Self"}
 _WITHOUT_MEMBERS = {"object", "Generic", "Protocol", "ABC"}
@@ -80,13 +79,11 @@ class Env:
     Attributes:
         scope: The scope around the expression.
         receiver: The object of the method around it.
-        depth: The number of evaluations on the way there.
         variables: The values of variables that the way there has set, such as arguments.
     """
 
     scope: Scope
     receiver: Instance | Class | None = None
-    depth: int = 0
     variables: Variables = field(default_factory=dict)
 
 
@@ -129,9 +126,6 @@ class Evaluator:
 
     def evaluate(self, node: ast.AST, env: Env) -> Value | None:
         """Return the value of an expression; None if it is not known."""
-        if env.depth > _MAX_STEPS:
-            return None
-        env = replace(env, depth=env.depth + 1)
         if isinstance(node, ast.Name):
             return self._name(node, env)
         if isinstance(node, ast.Attribute):
@@ -143,8 +137,9 @@ class Evaluator:
             return self._result(node, env)
         if isinstance(node, ast.Lambda):
             return lambda_of(node, env.scope)
-        parts = node.values if isinstance(node, ast.BoolOp) else ()
-        return _first(self.evaluate(one, env) for one in parts)
+        if isinstance(node, ast.BoolOp):
+            return _first(self.evaluate(one, env) for one in node.values)
+        return None
 
     # Names
 
@@ -191,12 +186,12 @@ class Evaluator:
             return env.variables[key]
         receiver = env.receiver if found.scope is env.scope else None
         if isinstance(found.scope, Function) and node.id in found.scope.all_parameters:
-            return self._parameter(found.scope, node.id, receiver, env.depth)
+            return self._parameter(found.scope, node.id, receiver)
         if key in self._busy:
             return None  # The name is bound to an expression that uses the name.
         self._busy.add(key)
         try:
-            return self._bound(found, Env(found.scope, receiver, env.depth + 1, env.variables))
+            return self._bound(found, Env(found.scope, receiver, env.variables))
         finally:
             self._busy.discard(key)
 
@@ -212,7 +207,7 @@ class Evaluator:
         return self.evaluate(binding, env) if isinstance(binding, ast.expr) else None
 
     def _parameter(
-        self, function: Function, name: str, receiver: Instance | Class | None, depth: int
+        self, function: Function, name: str, receiver: Instance | Class | None
     ) -> Value | None:
         """Return the value of a parameter: the object, or by its annotation or default."""
         owner = function.owner
@@ -221,9 +216,9 @@ class Evaluator:
                 return (receiver.cls if isinstance(receiver, Instance) else receiver) or owner
             return receiver if isinstance(receiver, Instance) else Instance(owner)
         outer: Scope = function.owner or function.parent or function.module
-        known = self.annotated(function.all_parameters[name].annotation, outer, depth + 1)
+        known = self.annotated(function.all_parameters[name].annotation, outer)
         default = function.defaults.get(name)
-        return known or (self.evaluate(default, Env(outer, None, depth + 1)) if default else None)
+        return known or (self.evaluate(default, Env(outer)) if default else None)
 
     # Modules
 
@@ -311,39 +306,41 @@ class Evaluator:
         if isinstance(base, External):
             return External(f"{base.dotted}.{name}")
         if isinstance(base, Instance):
-            return base.cls if name == "__class__" else self._attribute(base, name, env.depth)
+            return base.cls if name == "__class__" else self._attribute(base, name)
         if not isinstance(base, (Class, Super)):
             return None
         if isinstance(base, Class):
             found = self.member(base, name)
         else:
             found = self.member(base.receiver.cls, name, base.after)
+        if found is None and isinstance(base, Class):  # What a class method sets.
+            return self._attribute(Instance(base), name)
         owner, value = found or (None, None)
         if isinstance(value, Function):
             return self._bind(value, base if isinstance(base, Class) else base.receiver)
         return self.evaluate(value, Env(owner)) if owner and isinstance(value, ast.expr) else None
 
-    def _attribute(self, receiver: Instance, name: str, depth: int) -> Value | None:
+    def _attribute(self, receiver: Instance, name: str) -> Value | None:
         """Return the value of an object's attribute: by an assignment, else by its annotation."""
         cls, key = receiver.cls, (receiver.cls, name)
         owner, found = self.member(cls, name) or (cls, None)
         if isinstance(found, Function):
             return self._bind(found, receiver)
-        if key in self._busy or depth > _MAX_STEPS:
+        if key in self._busy:
             return None
         self._busy.add(key)
         try:
             for one in self.mro(cls)[0]:
                 for function, assignment in self.assignments(one).get(name, ()):
-                    env = Env(function, receiver, depth + 1)
+                    env = Env(function, receiver)
                     known = self.evaluate(assignment.value, env) if assignment.value else None
-                    known = known or self.annotated(assignment.annotation, function, depth + 1)
+                    known = known or self.annotated(assignment.annotation, function)
                     if known:
                         return known
-                if known := self.annotated(one.annotations.get(name), one, depth + 1):
+                if known := self.annotated(one.annotations.get(name), one):
                     return known
             is_value = isinstance(found, ast.expr)
-            return self.evaluate(found, Env(owner, None, depth + 1)) if is_value else None  # type: ignore[arg-type]
+            return self.evaluate(found, Env(owner)) if is_value else None  # type: ignore[arg-type]
         finally:
             self._busy.discard(key)
 
@@ -355,15 +352,13 @@ class Evaluator:
 
     # Annotations and calls
 
-    def annotated(self, node: ast.expr | None, scope: Scope, depth: int = 0) -> Value | None:
+    def annotated(self, node: ast.expr | None, scope: Scope) -> Value | None:
         """Return an object of the annotated class."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             try:
                 node = ast.parse(node.value, mode="eval").body
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 return None
-        if depth > _MAX_STEPS:
-            return None
         parts: list[ast.expr] = []
         if isinstance(node, ast.BinOp):
             parts = [node.left, node.right]
@@ -373,15 +368,15 @@ class Evaluator:
             parts = parts[:1] if name == "Annotated" else parts
             parts = parts if name in _TRANSPARENT else [node.value]
         elif isinstance(node, (ast.Name, ast.Attribute)):
-            value = self.evaluate(node, Env(scope, None, depth + 1))
+            value = self.evaluate(node, Env(scope))
             if isinstance(value, External) and not value.dotted.startswith("builtins."):
                 return External(f"{value.dotted}()")
             return Instance(value) if isinstance(value, Class) else None
-        return _first(self.annotated(one, scope, depth + 1) for one in parts)
+        return _first(self.annotated(one, scope) for one in parts)
 
-    def _returned(self, function: Function, depth: int) -> Value | None:
+    def _returned(self, function: Function) -> Value | None:
         """Return the value of a call by the return annotation of the function."""
-        return self.annotated(getattr(function.node, "returns", None), function.module, depth)
+        return self.annotated(getattr(function.node, "returns", None), function.module)
 
     def _result(self, node: ast.Call, env: Env) -> Value | None:
         """Return the value of a call."""
@@ -408,7 +403,7 @@ class Evaluator:
         if isinstance(called, External):
             return External(f"{called.dotted}()")
         function = called.function if isinstance(called, Bound) else called
-        return self._returned(function, env.depth) if isinstance(function, Function) else None
+        return self._returned(function) if isinstance(function, Function) else None
 
 
 def _first(values: Iterable[Value | None]) -> Value | None:

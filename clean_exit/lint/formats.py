@@ -82,7 +82,6 @@ def to_sarif(result: Result) -> str:
     rules = [
         {
             "id": rule.id,
-            "name": rule.code,
             "shortDescription": {"text": rule.summary},
             "help": {"text": f"clean-exit-lint --explain {rule.id}"},
         }

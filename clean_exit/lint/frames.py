@@ -102,7 +102,7 @@ class Frame:
 
     def evaluate(self, node: ast.AST) -> Value | None:
         """Return the value of an expression of the function, if it is known."""
-        return self.evaluator.evaluate(node, Env(self.function, self.receiver, 0, self.variables))
+        return self.evaluator.evaluate(node, Env(self.function, self.receiver, self.variables))
 
     def named(self, name: str) -> Named:
         """Return the bindings of a name."""

@@ -23,7 +23,6 @@ class Project:
         self._known = known
         self._modules: dict[str, Module | None] = {}
         self._found: dict[tuple[str, str], str | None] = {}
-        self._exists: dict[str, bool] = {}
         self.notes: list[Note] = []
 
     def module(self, path: str) -> Module | None:
@@ -107,6 +106,4 @@ class Project:
         return file if dotted and self._is_file(file) else None
 
     def _is_file(self, path: str) -> bool:
-        if path not in self._exists:
-            self._exists[path] = path in self._checked or os.path.isfile(path)  # noqa: PTH113
-        return self._exists[path]
+        return path in self._checked or os.path.isfile(path)  # noqa: PTH113

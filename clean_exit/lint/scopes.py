@@ -189,11 +189,6 @@ class Module:
         """All classes."""
         return [one for one in self.definitions.values() if isinstance(one, Class)]
 
-    @property
-    def functions(self) -> list[Function]:
-        """All functions and methods, without lambdas."""
-        return [one for one in self.definitions.values() if isinstance(one, Function)]
-
 
 Scope = Union[Module, Class, Function]  # noqa: UP007  (an alias, for 3.10)
 

@@ -14,7 +14,6 @@ from clean_exit.lint.handlers import caught_names, is_suppress, suppressed_names
 from clean_exit.lint.rules import ATTRIBUTES, CALLS, NAMES, STATEMENTS, WITHS, Rules
 from clean_exit.lint.scopes import Class, Function
 
-_MAX_CALLS = 400  # Functions entered for one destructor.
 _MAX_TRACE = 3  # The destructor and two calls; further away, too much depends on the callers.
 # These decorators do not catch exceptions; any other one may.
 _HARMLESS = {"staticmethod", "classmethod", "property", "override", "final"}
@@ -281,7 +280,6 @@ class Walker:
         if (
             function.is_async
             or len(frame.trace) >= _MAX_TRACE
-            or len(self._seen) > _MAX_CALLS
             or (here != path and distribution(here) != distribution(path))
             or any(step.line == line and step.path == path for step in frame.trace)
         ):
