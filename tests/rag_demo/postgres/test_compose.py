@@ -62,6 +62,10 @@ def ask(port: int, path: str, body: Any = None, method: str = "POST") -> tuple[i
         connection.close()
 
 
+def wait_for_status(port: int, status: int) -> None:
+    wait_for(lambda: ask(port, "/readyz", method="GET")[0] == status)
+
+
 def ids(port: int, query: str) -> list[str]:
     status, found = ask(port, "/search", {"query": query, "top_k": 10})
     assert status == 200, found
@@ -111,18 +115,18 @@ def test_two_replicas_share_one_index(
         home = {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
         stack.enter_context(running(*proxy, code=0, **home))
         for port in (*ports, front):
-            wait_for(lambda port=port: ask(port, "/readyz", method="GET")[0] == 200)
+            wait_for_status(port, 200)
         new = {"documents": [{"id": "second", "text": "the second note"}]}
         assert ask(front, "/documents", new, "PUT")[0] == 200
         assert [sorted(ids(port, "note")) for port in ports] == [["first", "second"]] * 2
         server.stop()
         for port in ports:
-            wait_for(lambda port=port: ask(port, "/readyz", method="GET")[0] == 503)
+            wait_for_status(port, 503)
             status, problem = ask(port, "/search", {"query": "note", "mode": "bm25"})
             assert status == 503, problem
             assert PASSWORD not in json.dumps(problem)
         server.start()
         for port in (*ports, front):
-            wait_for(lambda port=port: ask(port, "/readyz", method="GET")[0] == 200)
+            wait_for_status(port, 200)
         assert sorted(ids(front, "note")) == ["first", "second"]
         assert all(replica.poll() is None for replica in replicas)
