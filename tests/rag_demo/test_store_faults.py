@@ -286,12 +286,13 @@ def test_forked_child_does_not_read_what_its_parent_changes() -> None:
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
-            os.read(reader, 1)
             try:
+                os.read(reader, 1)
                 retriever.get(["a"])
             except RagDemoError as error:
                 os._exit("save them before the fork" not in str(error))
-            os._exit(2)
+            finally:
+                os._exit(2)
         retriever.add(["beta"], ids=["b"])
         os.write(writer, b"x")
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -306,9 +307,12 @@ def test_user_who_may_not_write_reads_beside_a_writer(tmp_path: Path) -> None:
         each.chmod(each.stat().st_mode | 0o055)
     child = os.fork()
     if not child:
-        os.setuid(65534)
-        with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-            os._exit(retriever.load(folder) != 60 or len(retriever.search("t5", 9)) != 9)
+        try:
+            os.setuid(65534)
+            with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+                os._exit(retriever.load(folder) != 60 or len(retriever.search("t5", 9)) != 9)
+        finally:
+            os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

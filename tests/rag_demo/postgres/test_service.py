@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
 from rag_demo import PgVectorRetriever
 from support.postgres_server import PASSWORD, PostgresServer
 from support.serving import TEXTS, Embedder, ask, make_index, search, serving

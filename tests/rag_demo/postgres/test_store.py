@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
 from rag_demo import ModelMismatchError, PgVectorRetriever, PyTorchGPURetriever, RagDemoError
 from support.clean_exit import check
 from support.postgres_server import PASSWORD, PostgresServer
