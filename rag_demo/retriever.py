@@ -98,9 +98,9 @@ class Retriever(Resource):
             ids: A different id for each document; by default "0", "1", ...
             vectors: A vector for each text, shape (n, d), to save the embedding. Then texts have
                 no passages.
-            passages: Embed texts that the model cannot read to their end by passage too. A
-                document scores as the best of its passages and the whole text. The "title" in
-                the metadata is put before each of them.
+            passages: Embed texts of more than 900 characters, and those that the model cannot
+                read to their end, by passage too. A document scores as the best of its passages
+                and the whole text. The "title" in the metadata is put before each of them.
             chunk_size: Characters of a passage, at most; passages with too many tokens for the
                 model are cut further. By default 800. If it is given, all longer texts are
                 embedded by passage.
