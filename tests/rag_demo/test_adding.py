@@ -87,7 +87,7 @@ def test_add_to_an_incomplete_index_is_refused(here: Path) -> None:
     succeed("index", "a", "--out", "i", *TINY)
     assert info("i")["finished"] and info("i")["texts"] == 2101
     result = interrupted("add", here / "i", here / "b")
-    assert f"; {info('i')['texts']} texts are in {here / 'i'}" in result.stderr
+    assert result.stderr.endswith("interrupted; run the same command again to continue\n")
     assert not info("i")["finished"] and 2101 < info("i")["texts"] < 4202
     assert "run that command again" in fail("add", "i", "c.md")
     succeed("add", "i", "b")
