@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo recording test test-slow test-often test-real test-pythons test-postgres test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-start bench-quality bench-postgres bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples figures docs clean
+.PHONY: demo recording test test-slow test-often test-real test-pythons test-postgres test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-ray bench-quality bench-postgres bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples figures docs clean
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
@@ -129,8 +129,9 @@ bench-rag: .venv/.installed
 bench-encode: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_encode --beir $(BEIR)
 
-bench-start: .venv/.installed
-	$(BIN)/python -m benchmarks.bench_start
+# BEIR as above.
+bench-ray: .venv/.ray
+	.venv/ray/bin/python -m benchmarks.bench_ray --beir $(BEIR)
 
 # BEIR names a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv.
 bench-quality: .venv/.installed

@@ -60,6 +60,9 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+RAY_ROLES = ("driver", "actors", "rest of Ray")
+
+
 @from_file("postgres")
 def postgres_search(result: Result) -> str:
     """Times and recall of each way to search in Postgres, without and with a filter."""
@@ -133,6 +136,23 @@ def release_many(result: Result) -> str:
                 *(f"{row['worst_stall_ms']:.0f} ms" for row in pair),
             ]
             for shape, pair in pairs.items()
+        ),
+    )
+
+
+@from_file("release")
+def release_beside_threads(result: Result) -> str:
+    """A release of 50 MB in each of 20 rounds, alone and beside blocked threads."""
+    return table(
+        ["blocked threads", "median of a release", "longest", "left after all rounds"],
+        (
+            [
+                threads,
+                f"{row['median_ms']:.1f} ms",
+                f"{row['worst_ms']:.1f} ms",
+                f"{max(row['grown_mb'], 0):.0f} MB",
+            ]
+            for threads, row in result["blocked_threads"].items()
         ),
     )
 
@@ -335,25 +355,38 @@ def encoding(result: Result) -> str:
     return table([*heads, "least cosine in bfloat16"], rows)
 
 
-@from_file("start")
-def start(result: Result) -> str:
-    """Seconds from the start of a process to its answer, and from there to its end."""
-    labels = {
-        "rag-demo search": "`rag-demo search`",
-        "usual way": "sentence-transformers and faiss",
-        "import torch": "`import torch` alone",
-    }
-    return table(
-        ["program", "to the answer", "from there to the end"],
-        (
-            [
-                label,
-                f"{result['rows'][name]['answer_s']:.2f} s",
-                f"{result['rows'][name]['exit_s']:.2f} s",
-            ]
-            for name, label in labels.items()
-        ),
+@from_file("ray")
+def ray_cost(result: Result) -> str:
+    """Seconds of processors for the same texts, by the plain command and by two actors."""
+    rows = []
+    plain = sum(result["rows"]["plain"]["processor_s"].values())
+    for name, label in {"plain": "`rag-demo index`", "ray": "`--on ray --actors 2`"}.items():
+        row = result["rows"][name]
+        by_role = row["processor_s"]
+        parts = (f"{by_role[role]:.0f} s" if role in by_role else "" for role in RAY_ROLES)
+        whole = sum(by_role.values())
+        rows.append(
+            [label, *parts, f"{whole:.0f} s ({whole / plain:.2f}x)", f"{row['all_s']:.0f} s"]
+        )
+    texts = f"{result['rows']['ray']['texts']:,} sentences"
+    return table([texts, "driver", "actors", "rest of Ray", "all processors", "wall time"], rows)
+
+
+@from_file("ray")
+def ray_scale(result: Result) -> str:
+    """What a hundred million abstracts would take, from one measured actor and the driver."""
+    measured, count = result["rows"]["one actor, abstracts"], 100_000_000
+    of_actor, of_driver = (
+        measured["processor_s"][role] / measured["texts"] for role in ("actors", "driver")
     )
+    rows = []
+    for machines in (1, 8, 64):
+        embedding_h = count * of_actor / (16 * machines) / 3600
+        writing_h = count * of_driver / 3600
+        limit = "actors" if embedding_h > writing_h else "the driver"
+        hours = max(embedding_h, writing_h)
+        rows.append([machines, f"{hours:,.0f}", f"{16 * machines * hours:,.0f}", limit])
+    return table(["machines of 16 cores", "hours", "core hours", "limited by"], rows)
 
 
 @from_file("service")
