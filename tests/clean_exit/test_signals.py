@@ -126,6 +126,7 @@ time.sleep(600)
 """
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
         os.execve(sys.executable, [*QUIET, sys.executable, "-c", code], ENVIRONMENT)
     program = int(read_until(terminal, b".").partition(b"=")[2].partition(b".")[0])
     os.close(terminal)
