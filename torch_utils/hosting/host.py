@@ -613,7 +613,10 @@ class ModelHost(ModelLender, Generic[M]):
 
     def _start_expiry(self) -> None:
         if self._expiry_thread is None and not is_shutting_down():
-            args = (weakref.ref(self), self.dropped)
+            # Nothing is due earlier. A thread that looked at once might close a model of a pool
+            # before newer ones.
+            first_s = min(self._keep_alive_s or LONGEST_WAIT_S, LONGEST_WAIT_S)
+            args = (weakref.ref(self), self.dropped, first_s)
             thread = threading.Thread(None, _expire, "torch_utils-expiry", args, daemon=True)
             try:
                 thread.start()
@@ -717,9 +720,10 @@ class ModelHost(ModelLender, Generic[M]):
         return f"<ModelHost {self.name!r}, {self.state}, {len(self._leases)} leases>"
 
 
-def _expire(find: weakref.ref[ModelHost[Any]], dropped: SimpleQueue[Holder | None]) -> None:
+def _expire(
+    find: weakref.ref[ModelHost[Any]], dropped: SimpleQueue[Holder | None], wait_s: float | None
+) -> None:
     """Unload the model when its keep-alive time is over, and end dropped leases."""
-    wait_s: float | None = 0.0
     while wait_s is not None:
         holder = None
         with contextlib.suppress(Empty):
