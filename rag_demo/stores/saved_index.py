@@ -83,11 +83,19 @@ def _temporary_errors() -> Iterator[None]:
         raise RagDemoError(f"a temporary file is damaged: {error}") from None
 
 
+def alive_of(owners: Rows, count: int) -> Mask:
+    """Return whether the document of each number exists, which has vectors: shape (count,)."""
+    alive = np.zeros(count, bool)
+    alive[owners[owners != GONE]] = True
+    return alive
+
+
 def read_pieces(database: sqlite3.Connection, manifest: Manifest) -> Any:
     """Read which document each vector belongs to.
 
     Returns:
-        The owners, the passages, where each piece of the file begins, and its checksum.
+        The owners, the passages, whether the document of each number exists, where each piece of
+        the file begins, and its checksum.
 
     Raises:
         ValueError: They do not match the manifest.
@@ -102,11 +110,11 @@ def read_pieces(database: sqlite3.Connection, manifest: Manifest) -> Any:
         and owner.min(initial=GONE) >= GONE
         and owner.max(initial=GONE) < manifest.next_number
         and np.array_equal(expected, [*starts, manifest.rows])
-        and len(np.unique(owner[owner != GONE])) == manifest.count
     )
-    if not is_whole:
+    alive = alive_of(owner, manifest.next_number) if is_whole else None
+    if alive is None or np.count_nonzero(alive) != manifest.count:
         raise ValueError("its pieces do not match its manifest")
-    return owner, passage, expected, checksums
+    return owner, passage, alive, expected, checksums
 
 
 class SavedIndex:
@@ -138,11 +146,8 @@ class SavedIndex:
         self.path = self.folder / database_name(manifest.file_number)
         self.manifest = manifest
         with reading_errors(self.path):
-            self.owners, self.passages, self._starts, self._checksums = read_pieces(
-                database, manifest
-            )
-        self.alive: Mask = np.zeros(manifest.next_number, bool)
-        self.alive[self.owners[self.owners != GONE]] = True
+            pieces = read_pieces(database, manifest)
+        self.owners, self.passages, self.alive, self._starts, self._checksums = pieces
         shape = (manifest.rows, manifest.dimension)
         self._is_checked, self._nbytes = False, 4 * shape[0] * shape[1]
         self._vectors_path = self.folder / manifest.vectors_name

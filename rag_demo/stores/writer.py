@@ -44,7 +44,7 @@ from rag_demo.stores.index_format import (
     refuse_foreign_folder,
     writing_errors,
 )
-from rag_demo.stores.saved_index import SavedIndex, read_pieces
+from rag_demo.stores.saved_index import SavedIndex, alive_of, read_pieces
 from rag_demo.stores.store import EmbeddedBatch, batches_of, places_of_older
 from rag_demo.stores.words import WordsFolder, add_texts, checksum_of, new_words
 from rag_demo.vectors import Mask, Rows, Vectors, renumbered
@@ -115,7 +115,7 @@ class IndexWriter:
             with reading_errors(path), self._open(number).connection() as connection:
                 manifest = read_manifest_from(path, connection)
                 if manifest is not None:
-                    self.owners, _, starts, _ = read_pieces(connection, manifest)
+                    self.owners, _, _, starts, _ = read_pieces(connection, manifest)
                     self._starts = starts[:-1].tolist()
                     self.manifest = self._committed = manifest
                     return
@@ -162,9 +162,7 @@ class IndexWriter:
     @property
     def alive(self) -> Mask:
         """Whether the document of each number exists."""
-        alive = np.zeros(self._manifest.next_number, bool)
-        alive[self.owners[self.owners != GONE]] = True
-        return alive
+        return alive_of(self.owners, self._manifest.next_number)
 
     def clear(self, model: ModelIdentity, *, source: str | None = None, language: str = "") -> None:
         """Remove everything, and begin new files; the old ones are removed after `commit`."""
