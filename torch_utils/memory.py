@@ -240,8 +240,15 @@ def safe_cuda_empty_cache() -> bool:
     Returns:
         True if a cache was emptied.
     """
-    torch = None if is_shutting_down() else loaded_torch()
-    return torch is not None and _empty_cache("cuda", torch)
+    try:
+        torch = loaded_torch()
+        if torch is None or is_shutting_down() or not torch.cuda.is_initialized():
+            return False
+    except Exception as error:
+        # torch may be half-imported, torch.cuda None, or is_initialized may raise.
+        log(DEBUG, "CUDA cache not emptied: %r", error)
+        return False
+    return _empty_cache("cuda", torch)
 
 
 @early_bound
