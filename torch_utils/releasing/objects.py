@@ -140,10 +140,10 @@ _LEAF_CLASSES = (
     *(types.FrameType, types.TracebackType),
     *(property, staticmethod, classmethod, ProxyType, CallableProxyType),
 )
-_SUSPENDABLE = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+SUSPENDABLE = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 # By the ids of classes.
 _KIND_OF_CLASS: dict[int, Kind] = {
-    **{id(kind): Kind.ITERATOR for kind in _SUSPENDABLE},
+    **{id(kind): Kind.ITERATOR for kind in SUSPENDABLE},
     **{id(kind): Kind.MAPPING for kind in (dict, types.MappingProxyType)},
     **{id(kind): Kind.ITEMS for kind in (*_SEQUENCES, *_VIEWS)},
     **{id(kind): Kind.LEAF for kind in _LEAF_CLASSES},

@@ -20,7 +20,13 @@ from gc import is_tracked
 from typing import Any
 
 from torch_utils._runtime import has_frozen, whole_torch
-from torch_utils.releasing.objects import contents_of, find_in_class, is_instance, module_of
+from torch_utils.releasing.objects import (
+    SUSPENDABLE,
+    contents_of,
+    find_in_class,
+    is_instance,
+    module_of,
+)
 from torch_utils.releasing.targets import CLAIMS, Target, children_of
 
 _AT_ONCE = 16
@@ -29,9 +35,8 @@ _MOST_WALKS = 3
 _MOST_PASSING = 512  # Each running method of a module has two or three.
 _LEVELS = 3  # of containers between an object outside and a suspect
 _MOST_NODES = 200_000
-_SUSPENDED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-_DEAD_ENDS = frozenset(map(id, (types.FrameType, *_SUSPENDED)))
-_VARIABLES = frozenset(map(id, (types.FrameType, types.CellType, types.FunctionType, *_SUSPENDED)))
+_DEAD_ENDS = frozenset(map(id, (types.FrameType, *SUSPENDABLE)))
+_VARIABLES = frozenset(map(id, (types.FrameType, types.CellType, types.FunctionType, *SUSPENDABLE)))
 _PASSING_TYPES: tuple[type, ...] = (
     *(list, tuple, set, frozenset, dict, deque, types.MethodType, functools.partial),
     *(types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),
