@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ from rag_demo.commands.options import (
     as_place,
     dtype_option,
     embedding_options,
-    load_manifest,
     mode_option,
     model_option,
-    open_indexes,
     open_model,
     open_retriever,
 )
+from rag_demo.places import load_manifest, open_indexes
 
 
 @click.command()
@@ -66,10 +66,11 @@ def evaluate(
         embedder: Any = NoEmbeddings(made_by)
         if mode != "bm25":
             embedder = stack.enter_context(open_model(model, dtype, **embedding))
+        make = partial(open_retriever, "torch", embedder, device)
         if places:
-            retriever = open_indexes(places, "torch", embedder, device, stack)
+            retriever = open_indexes(places, embedder, make, stack)
         else:
-            retriever = stack.enter_context(open_retriever("torch", embedder, device))
+            retriever = stack.enter_context(make())
             with progress("embedding", len(collection.documents)) as advance:
                 _, texts, metadata, _ = zip(*collection.documents, strict=True)
                 ids = [document.id for document in collection.documents]

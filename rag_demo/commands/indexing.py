@@ -19,10 +19,8 @@ from rag_demo.commands.options import (
     dtype_option,
     embedding_options,
     folder_argument,
-    load_manifest,
     made_by_option,
     model_option,
-    open_database,
     open_model,
     open_saved,
     options,
@@ -33,6 +31,7 @@ from rag_demo.documents.files import full_path
 from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.documents.sources import STDIN, Document, Reading, Skipped, read_source
 from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
+from rag_demo.places import load_manifest, open_database
 
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made

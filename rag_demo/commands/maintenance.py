@@ -9,18 +9,11 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.options import (
-    folder_argument,
-    json_option,
-    load_manifest,
-    open_database,
-    open_saved,
-    say,
-    warn,
-)
+from rag_demo.commands.options import folder_argument, json_option, open_saved, say, warn
 from rag_demo.commands.where_option import explain, parse_conditions, where_option
 from rag_demo.documents.document import Document
 from rag_demo.errors import RagDemoError
+from rag_demo.places import load_manifest, open_database
 from rag_demo.printable import on_one_line
 
 _LISTED_AT_ONCE = 1 << 10

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rag_demo import places
 from rag_demo.errors import RagDemoError
 from rag_demo.printable import on_one_line, printable
 from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.stores.index_format import Manifest
 
 
 def _check_device(context: click.Context, option: click.Parameter, device: str | None) -> Any:
@@ -29,12 +29,8 @@ def _check_device(context: click.Context, option: click.Parameter, device: str |
 def as_place(context: click.Context, option: click.Parameter, value: Any) -> Any:
     """Parse the place of an index: the path of a folder, or the URL of a database."""
     if value is None or not isinstance(value, str):
-        return value and tuple(as_place(context, option, each) for each in value)
-    if not value.startswith(("postgresql://", "postgres://")):
-        return Path(value)
-    from rag_demo.stores.postgres import PostgresUrl
-
-    return PostgresUrl.parse(value)
+        return value and tuple(map(places.as_place, value))
+    return places.as_place(value)
 
 
 def options(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -113,33 +109,11 @@ def warn(text: object) -> None:
     click.echo(f"rag-demo: {on_one_line(text)}", err=True)
 
 
-def open_database(url: Any, **options: Any) -> Any:
-    """Open the store of an index in a database, which the caller must close."""
-    from rag_demo.stores.postgres import PostgresStore
-
-    return PostgresStore(url, **{"create": False, **options})
-
-
 def open_saved(folder: Any) -> Any:
     """Open an index to read its documents; the caller must close it."""
     from rag_demo.stores.saved_index import SavedIndex
 
-    return SavedIndex(folder) if isinstance(folder, Path) else open_database(folder)
-
-
-def load_manifest(folder: Any) -> Manifest:
-    """Read the manifest of an index, before a model is loaded in vain.
-
-    Raises:
-        IndexFileError: The index is missing or damaged.
-    """
-    from rag_demo.stores.index_format import read_manifest
-
-    if isinstance(folder, Path):
-        return read_manifest(folder)
-    with open_database(folder) as store:
-        manifest: Manifest = store.manifest
-        return manifest
+    return SavedIndex(folder) if isinstance(folder, Path) else places.open_database(folder)
 
 
 def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
@@ -148,44 +122,11 @@ def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
     Raises:
         RagDemoError: The device cannot be used.
     """
-    if kind == "faiss":
-        from rag_demo.faiss_retriever import FaissRetriever
-
-        return FaissRetriever(embedder)
-    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
-
-    if device is not None:
+    if kind == "torch" and device is not None:
         import torch
 
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:  # AssertionError: torch has no CUDA.
             raise RagDemoError(f"the device {device!r} cannot be used: {error}") from None
-    return PyTorchGPURetriever(embedder, device=device)
-
-
-def open_index(place: Any, kind: str, embedder: Any, device: str | None = None) -> Any:
-    """Open an index in a folder, or in a database, which has its own kind of retriever."""
-    if not isinstance(place, Path):
-        from rag_demo.pgvector_retriever import PgVectorRetriever
-
-        return PgVectorRetriever(embedder, place.conninfo, place.table)
-    retriever = open_retriever(kind, embedder, device)
-    try:
-        retriever.load(place)
-    except BaseException:  # After an interrupt too, nothing else would close it.
-        retriever.close()
-        raise
-    return retriever
-
-
-def open_indexes(
-    places: Sequence[Any], kind: str, embedder: Any, device: str | None, stack: Any
-) -> Any:
-    """Open one or several indexes as one retriever, which an `ExitStack` closes."""
-    opened = [stack.enter_context(open_index(each, kind, embedder, device)) for each in places]
-    if len(opened) == 1:
-        return opened[0]
-    from rag_demo.sharded_retriever import ShardedRetriever
-
-    return stack.enter_context(ShardedRetriever(opened))
+    return places.make_retriever(kind, embedder, device)

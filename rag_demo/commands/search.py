@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -14,16 +15,16 @@ from rag_demo.commands.options import (
     as_place,
     device_option,
     folder_argument,
-    load_manifest,
     made_by_option,
     mode_option,
-    open_indexes,
+    open_retriever,
     retriever_option,
     top_k_option,
     warn,
 )
 from rag_demo.commands.where_option import explain, parse_conditions, where_option
 from rag_demo.errors import RagDemoError
+from rag_demo.places import load_manifest, open_indexes
 
 _BATCH = 256  # queries from a pipe that are searched together
 
@@ -105,7 +106,9 @@ def search(
         if mode != "bm25":
             name, dtype = model or (made_by and made_by.name), made_by and made_by.dtype
             embedder = stack.enter_context(EmbeddingModel(name, device=device, dtype=dtype))
-        opened = open_indexes(places, retriever, embedder, device, stack)
+        opened = open_indexes(
+            places, embedder, partial(open_retriever, retriever, embedder, device), stack
+        )
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         while batch is not None:
             try:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from rag_demo.commands.options import folder_argument, load_manifest, say
+from rag_demo.commands.options import folder_argument, say
+from rag_demo.places import load_manifest
 
 _LATEST = "latest"
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from rag_demo.errors import RagDemoError
+from rag_demo.places import load_manifest
 
 __all__ = ["serve"]
 
@@ -43,13 +44,12 @@ def serve(**options: Any) -> int:
     # when torch is loaded, here or in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = str(settings.threads or cpu_quota())
-    from rag_demo.service.engine import read_place
     from rag_demo.service.logs import configure_logging
     from rag_demo.service.server import bind, run_server
     from torch_utils import exit_on_signals
 
     for place in settings.index:
-        read_place(place)  # Its errors are for the terminal.
+        load_manifest(place)  # Its errors are for the terminal.
     host = settings.host
     if not Tokens(settings).clients and not is_loopback(host):
         if not settings.no_token:

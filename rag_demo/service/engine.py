@@ -13,11 +13,10 @@ import numpy as np
 from rag_demo.encoding.embedder import as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import ModelMismatchError, RagDemoError
+from rag_demo.places import load_manifest, make_retriever, open_indexes
 from rag_demo.reranker import Reranker
-from rag_demo.retriever import Retriever, SearchResult
+from rag_demo.retriever import SearchResult
 from rag_demo.service.settings import Settings
-from rag_demo.sharded_retriever import ShardedRetriever
-from rag_demo.stores.index_format import read_manifest
 from rag_demo.vectors import Vectors
 from torch_utils import ModelHost
 
@@ -172,18 +171,9 @@ def shards_of(retriever: Any) -> list[Any]:
     return getattr(retriever, "shards", [retriever])
 
 
-def read_place(place: Any) -> Any:
-    """Return the manifest of an index in a folder or in a database.
-
-    Raises:
-        RagDemoError: There is no index, it is damaged, or the database cannot be reached.
-    """
-    if isinstance(place, Path):
-        return read_manifest(place)
-    from rag_demo.stores.postgres import PostgresStore
-
-    with PostgresStore(place, create=False) as store:
-        return store.manifest
+def _state(manifests: Sequence[Any]) -> tuple[int, str]:
+    """Return the number of documents and the version of some indexes."""
+    return sum(each.count for each in manifests), ", ".join(each.commit for each in manifests)
 
 
 class Engine:
@@ -206,10 +196,11 @@ class Engine:
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings = settings
-        made_by = read_place(settings.index[0]).model
+        manifests = [load_manifest(place) for place in settings.index]
+        made_by = manifests[0].model
         if made_by is None:
             raise RagDemoError("the index is empty; add documents to it with: rag-demo add")
-        self.documents, self.version = self.look()
+        self.documents, self.version = _state(manifests)
         self.databases: list[Any] = []
         self.model_id = settings.model or made_by.name
         self.dtype = made_by.dtype or "float32"
@@ -238,39 +229,20 @@ class Engine:
 
     def look(self) -> tuple[int, str]:
         """Read the number of documents and the version from the folders and databases."""
-        manifests = [read_place(place) for place in self.settings.index]
-        return sum(each.count for each in manifests), ", ".join(each.commit for each in manifests)
+        return _state([load_manifest(place) for place in self.settings.index])
 
-    def _open(self) -> Retriever:
+    def _open(self) -> Any:
         settings = self.settings
-        shards: list[Any] = []
         with contextlib.ExitStack() as stack:
-            for place in settings.index:
-                if not isinstance(place, Path):
-                    from rag_demo.pgvector_retriever import PgVectorRetriever
-
-                    shards.append(PgVectorRetriever(self.model, place.conninfo, place.table))
-                elif settings.retriever == "faiss":
-                    from rag_demo.faiss_retriever import FaissRetriever
-
-                    shards.append(FaissRetriever(self.model))
-                else:
-                    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
-
-                    shards.append(PyTorchGPURetriever(self.model, device=settings.device))
-                stack.callback(shards[-1].close)
-            self._reopen(shards)
-            retriever = shards[0] if len(shards) == 1 else ShardedRetriever(shards)
+            state = self.look()  # Before: the folders may change meanwhile.
+            make = partial(make_retriever, settings.retriever, self.model, settings.device)
+            retriever = open_indexes(settings.index, self.model, make, stack)
+            self.databases = [
+                each.store for each in shards_of(retriever) if hasattr(each.store, "url")
+            ]
+            self.documents, self.version = state
             stack.pop_all()
         return retriever
-
-    def _reopen(self, shards: Sequence[Any]) -> None:
-        state = self.look()  # Before: the folders may change meanwhile.
-        for shard, place in zip(shards, self.settings.index, strict=True):
-            if isinstance(place, Path):
-                shard.load(place)
-        self.databases = [each.store for each in shards if hasattr(each.store, "url")]
-        self.documents, self.version = state
 
     @property
     def models(self) -> list[Hosted]:
@@ -289,7 +261,10 @@ class Engine:
             RagDemoError: The index cannot be opened, or was made with another model.
         """
         with self.index.lease(_LEASE_S) as retriever:
-            self._reopen(shards_of(retriever))
+            state = self.look()
+            for shard, place in self._folders(retriever):
+                shard.load(place)
+            self.documents, self.version = state
 
     def search(
         self, queries: Sequence[str], vectors: Mapping[str, Any], options: SearchOptions
@@ -316,16 +291,20 @@ class Engine:
         """
         with self.index.lease(_LEASE_S) as retriever:
             if result := change(retriever):  # Otherwise nothing was deleted.
-                for shard, place in zip(shards_of(retriever), self.settings.index, strict=True):
-                    if isinstance(place, Path):
-                        shard.save(place)
+                for shard, place in self._folders(retriever):
+                    shard.save(place)
                 self.documents, self.version = self.look()
         return result
 
+    def _folders(self, retriever: Any) -> Iterator[tuple[Any, Path]]:
+        """Yield the retrievers of folders with them; a database is its own state."""
+        for shard, place in zip(shards_of(retriever), self.settings.index, strict=True):
+            if isinstance(place, Path):
+                yield shard, place
+
     def pool(self, figure: str) -> int:
         """Return a figure of the pools of connections, by its name in psycopg_pool."""
-        pools = [each._pool for each in self.databases if each._pool is not None]
-        return sum(each.get_stats().get(figure, 0) for each in pools)
+        return sum(each.pool_stats().get(figure, 0) for each in self.databases)
 
     def close(self, deadline_s: float) -> None:
         """Close all hosts, the index first.

@@ -14,22 +14,14 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rag_demo.errors import RagDemoError
+from rag_demo.places import as_place
 from torch_utils import ModelHost
 
 __all__ = ["Settings", "Tokens", "is_loopback"]
 
 
-def _as_place(place: Any) -> Any:
-    """Return a path or the address of a database."""
-    if not str(place).startswith(("postgresql://", "postgres://")):
-        return Path(place)
-    from rag_demo.stores.postgres import PostgresUrl
-
-    return PostgresUrl.parse(place)
-
-
 def _as_places(places: Any) -> tuple[Any, ...]:
-    return tuple(map(_as_place, places))
+    return tuple(map(as_place, places))
 
 
 def _duration(value: float | str) -> float | str:

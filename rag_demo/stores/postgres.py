@@ -284,6 +284,11 @@ class PostgresStore(Resource):
         if getattr(self, "_pool", None) is not None:  # `__init__` may have raised.
             self._pool.close()
 
+    def pool_stats(self) -> dict[str, int]:
+        """Return the figures of the pool of connections; none before the first query."""
+        pool = self._pool
+        return {} if pool is None else pool.get_stats()
+
     def leave_to_parent(self) -> None:
         """In a forked child, forget the connections of the parent process."""
         _INHERITED.append(self._pool)

@@ -1,0 +1,86 @@
+"""Places of an index: a folder, or tables of a database. Commands and the service open them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rag_demo.stores.index_format import Manifest
+
+
+def as_place(value: Any) -> Any:
+    """Return the path of a folder, or the `rag_demo.stores.postgres.PostgresUrl` of a database."""
+    if not str(value).startswith(("postgresql://", "postgres://")):
+        return Path(value)
+    from rag_demo.stores.postgres import PostgresUrl
+
+    return PostgresUrl.parse(value)
+
+
+def open_database(url: Any, **options: Any) -> Any:
+    """Open the store of an index in a database, which the caller must close."""
+    from rag_demo.stores.postgres import PostgresStore
+
+    return PostgresStore(url, **{"create": False, **options})
+
+
+def load_manifest(place: Any) -> Manifest:
+    """Read the manifest of an index, before a model is loaded in vain.
+
+    Raises:
+        RagDemoError: The index is missing or damaged, or the database cannot be reached.
+    """
+    from rag_demo.stores.index_format import read_manifest
+
+    if isinstance(place, Path):
+        return read_manifest(place)
+    with open_database(place) as store:
+        manifest: Manifest = store.manifest
+        return manifest
+
+
+def make_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
+    """Create an empty retriever of the kind "torch" or "faiss"."""
+    if kind == "faiss":
+        from rag_demo.faiss_retriever import FaissRetriever
+
+        return FaissRetriever(embedder)
+    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+
+    return PyTorchGPURetriever(embedder, device=device)
+
+
+def open_index(place: Any, embedder: Any, make: Callable[[], Any]) -> Any:
+    """Open an index in a folder, or in a database, which has its own kind of retriever.
+
+    Args:
+        place: See `as_place`.
+        embedder: The embedding model.
+        make: Creates an empty retriever for a folder, such as `make_retriever`.
+    """
+    if not isinstance(place, Path):
+        from rag_demo.pgvector_retriever import PgVectorRetriever
+
+        return PgVectorRetriever(embedder, place.conninfo, place.table)
+    retriever = make()
+    try:
+        retriever.load(place)
+    except BaseException:  # After an interrupt too, nothing else would close it.
+        retriever.close()
+        raise
+    return retriever
+
+
+def open_indexes(
+    places: Sequence[Any], embedder: Any, make: Callable[[], Any], stack: ExitStack
+) -> Any:
+    """Open one or several indexes as one retriever, which an `ExitStack` closes."""
+    opened = [stack.enter_context(open_index(each, embedder, make)) for each in places]
+    if len(opened) == 1:
+        return opened[0]
+    from rag_demo.sharded_retriever import ShardedRetriever
+
+    return stack.enter_context(ShardedRetriever(opened))
