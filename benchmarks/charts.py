@@ -24,8 +24,8 @@ WAYS = {
 
 PROGRAMS = {
     "nothing": "an empty program",
-    "numpy": "import numpy",
-    "torch": "import torch",
+    "numpy": "`import numpy`",
+    "torch": "`import torch`",
     "logging": "20,000 log records",
     "errors": "20,000 errors in destructors",
     "stderr": "1 GB written to stderr",
@@ -100,7 +100,7 @@ def main() -> None:
     faster = {label for label, ratio in ratios.items() if ratio >= 1}
     bars("search-ratio.svg", title, ratios, faster, "%.1f")
     adds = {
-        PROGRAMS[row["program"]]: 1e3 * row["command_adds_s"]
+        PROGRAMS[row["program"]].replace("`", ""): 1e3 * row["command_adds_s"]
         for row in result("clean_exit")["rows"]
     }
     bars("check-cost.svg", "What clean-exit adds to a program", adds, set(adds), "%.0f ms")

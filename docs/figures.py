@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.charts import PROGRAMS
 from benchmarks.results_file import RESULTS, described
 
 Result = dict[str, Any]
@@ -432,19 +433,11 @@ def service_soak(result: Result) -> str:
 @from_file("clean_exit")
 def probe_cost(result: Result) -> str:
     """What the probe and the command add to a program."""
-    labels = {
-        "nothing": "an empty program",
-        "numpy": "`import numpy`",
-        "torch": "`import torch`",
-        "logging": "20,000 log records",
-        "errors": "20,000 errors in destructors",
-        "stderr": "1 GB written to stderr",
-    }
     return table(
         ["program", "alone", "the probe adds", "`clean-exit` adds"],
         (
             [
-                labels[row["program"]],
+                PROGRAMS[row["program"]],
                 *(
                     f"{round(1e3 * row[n])} ms"
                     for n in ("bare_s", "probe_adds_s", "command_adds_s")

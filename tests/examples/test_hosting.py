@@ -21,7 +21,7 @@ import pytest
 
 from support.clean_exit import ExitReport, check
 from support.model_counts import environment, problems
-from support.programs import ROOT, TIMEOUT_S
+from support.programs import ROOT, TIMEOUT_S, free_port
 from support.waiting import wait_for
 
 EXAMPLES = ROOT / "examples"
@@ -44,12 +44,6 @@ def run(tmp_path: Path, *command: str | Path, **more: Any) -> ExitReport:
 
 def output_of(report: ExitReport) -> str:
     return f"{report}\n--- stdout\n{report.stdout[-3000:]}\n--- stderr\n{report.stderr[-3000:]}"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def listens(port: int) -> bool:

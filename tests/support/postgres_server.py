@@ -11,7 +11,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.programs import free_port
 
 PASSWORD = "s3cret-pass"
 
@@ -56,8 +57,7 @@ class PostgresServer:
         options += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
         command = [str(self._programs / "initdb"), "-D", str(self._data), *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **self._as)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.start()
 
     @property

@@ -7,6 +7,7 @@ things: the exit code that was meant, and nothing on stderr.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -99,3 +100,9 @@ def assert_clean(result: Result, returncode: int = 0) -> None:
     """Assert that a program left as it should, showing all of its output if not."""
     assert result.returncode == returncode, str(result)
     assert result.stderr == "", str(result)
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on at present."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,17 +16,12 @@ from typing import Any
 import pytest
 
 from support.postgres_server import PASSWORD, PostgresServer
-from support.programs import ROOT, TIMEOUT_S
+from support.programs import ROOT, TIMEOUT_S, free_port
 from support.rag_command import succeed, write_lines
 from support.waiting import wait_for
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML: see make test-postgres")
 TOKENS = {"--token-file": "secret-of-the-clients", "--admin-token-file": "secret-of-the-owner"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager

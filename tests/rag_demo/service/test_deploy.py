@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.programs import ROOT
+from support.programs import ROOT, free_port
 from support.serving import ask, read_settings
 
 DEPLOY = ROOT / "deploy"
@@ -163,8 +162,7 @@ def test_proxy_forwards_with_tls_and_token(name: str, index: Path, tmp_path: Pat
     if program is None or openssl is None:
         pytest.skip(f"{name} or openssl is not installed: apt-get install {name} openssl")
     file, check, run = PROXIES[name]
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     make: list[Any] = [

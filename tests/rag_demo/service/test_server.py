@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT
+from support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT, free_port
 from support.rag_command import fail, rag_demo
 from support.service_program import Service, run_service, service
 from support.serving import listening, make_index
@@ -138,9 +138,7 @@ def test_two_processes_share_a_port_and_each_has_its_metrics(index: Path) -> Non
         options = [f"port={first.port}", "reuse_port=true", "metrics_port=0"]
         assert "cannot listen" in run_service(index, *options[:1])
         first.stop()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    options = [f"port={port}", "reuse_port=true", "metrics_port=0"]
+    options = [f"port={free_port()}", "reuse_port=true", "metrics_port=0"]
     with service(index, *options, env=INFO) as one, service(index, *options, env=INFO) as other:
         for served in (one, other):
             wait_for(partial(find_line, served, "metrics at"))
