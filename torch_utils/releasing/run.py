@@ -235,6 +235,7 @@ class Release:
         if self.thorough:
             clear_caches_of_torch()
         self._collect_garbage()
+        # Weights that were mapped from a file count too: the heap has what the model computed.
         freed_bytes = self._inventory.freed_bytes()
         devices = [name for name in freed_bytes if name != "host"]
         is_all = self.frees_more or self.thorough or self.collect == "full"

@@ -133,9 +133,13 @@ class Inventory:
                 self.add_contents(name_of(type(module)), module, is_expected=False)
 
     def freed_bytes(self) -> dict[str, int]:
-        """Return the bytes of storages that are gone, by device, without those of lenders."""
+        """Return the bytes of storages that are gone, by device, whoever lent their memory."""
         self.forget_gone()
-        return dict(self._freed)
+        freed = dict(self._freed)
+        for held in self._storages.values():
+            if self._is_gone(held.weak):
+                freed[held.device] = freed.get(held.device, 0) + held.nbytes
+        return freed
 
     def add_freed(self, device: str, nbytes: int) -> None:
         """Count memory outside of storages that was freed."""

@@ -75,6 +75,13 @@ PROGRAMS = {
         release(torch.ones(1_000_000))
         assert log == ["trim"]
     """,
+    "the heap is trimmed after weights from a mapped file": """
+        import ctypes, mmap
+        load = ctypes.CDLL
+        ctypes.CDLL = lambda name: log.append("trim") or load(name)
+        release(torch.frombuffer(mmap.mmap(-1, 4_000_000), dtype=torch.float32))
+        assert log == ["trim"]
+    """,
     "nothing is initialised": """
         torch.cuda.is_initialized = lambda: False
         assert clear() == []
