@@ -34,7 +34,8 @@ from typing import Any, TypeVar, overload
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import ERROR, log
 from torch_utils.cleanup import SafePyTorchCleanup
-from torch_utils.hosting.lease import ModelLender, check_seconds, in_thread
+from torch_utils.hosting.arguments import check_seconds
+from torch_utils.hosting.lease import ModelLender, in_thread
 
 __all__ = ["lifespan"]
 

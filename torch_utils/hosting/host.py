@@ -8,7 +8,6 @@ import contextlib
 import inspect
 import math
 import os
-import re
 import sys
 import threading
 import time
@@ -23,13 +22,19 @@ from typing import Any, Generic, Literal, TypeVar
 from torch_utils._deferral import DeferredSignals
 from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log, notify
 from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, repr_of
+from torch_utils.hosting.arguments import (
+    Devices,
+    check_positive,
+    check_seconds,
+    parse_keep_alive,
+    parse_sizes,
+)
 from torch_utils.hosting.lease import (
     AsyncLease,
     Holder,
     Lease,
     ModelLender,
     call_in_thread,
-    check_seconds,
     in_thread,
 )
 from torch_utils.hosting.process import ModelProcess, pickled_load
@@ -43,7 +48,6 @@ __all__ = ["HostStatus", "ModelHost"]
 M = TypeVar("M")
 T = TypeVar("T")
 State = Literal["unloaded", "loading", "loaded", "unloading", "closed"]
-Devices = int | Mapping[str, int]
 Sizes = Mapping[str, int]
 
 LOAD_AT_EXIT_S, LEASES_AT_EXIT_S = 5.0, 1.0
@@ -750,51 +754,6 @@ def _name_of(load: Any) -> str:
         load = load.func
     name = getattr(load, "__qualname__", None) or type(load).__qualname__
     return str(name)
-
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_KEEP_ALIVE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)")
-
-
-def parse_keep_alive(value: object) -> float | None:
-    """Return a keep-alive time in seconds, or None for no limit.
-
-    Raises:
-        TypeError: It is not a number or a str.
-        ValueError: It has none of the forms that `ModelHost` lists.
-    """
-    use = 'use seconds, "90s", "10m", "1h", 0 to unload after the last lease, or -1 to never unload'
-    seconds: Any = {"0": 0.0, "-1": -1.0}.get(value, value) if isinstance(value, str) else value
-    if isinstance(seconds, str) and (match := _KEEP_ALIVE.fullmatch(seconds.strip())):
-        seconds = float(match[1]) * _UNITS[match[2]]
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f"keep_alive is invalid: {value!r}; {use}")
-    if isinstance(seconds, str) or not (seconds == -1 or 0 <= seconds <= threading.TIMEOUT_MAX):
-        raise ValueError(f"keep_alive is invalid: {value!r}; {use}")
-    return None if seconds == -1 else float(seconds)
-
-
-_DEVICE = re.compile(r"host|(?!cpu)[a-z]+:[0-9]+")
-
-
-def parse_sizes(argument: str, value: Devices, device: str) -> dict[str, int]:
-    """Return sizes by device; a number counts for ``device``."""
-    sizes = dict(value) if isinstance(value, Mapping) else {device: value}
-    if isinstance(value, Mapping) and not (
-        sizes and all(isinstance(key, str) and _DEVICE.fullmatch(key) for key in sizes)
-    ):
-        raise ValueError(f'{argument} must have keys such as "host" or "cuda:0", got {sizes!r}')
-    for key, size in sizes.items():
-        check_positive(argument if key == device else f"{argument}[{key!r}]", size)
-    return sizes
-
-
-def check_positive(argument: str, value: object) -> None:
-    """Check that an argument is a positive whole number."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{argument} must be a whole number, got {value!r}")
-    if value <= 0:
-        raise ValueError(f"{argument} must be positive, got {value!r}")
 
 
 HOSTS: weakref.WeakValueDictionary[int, ModelHost[Any]] = weakref.WeakValueDictionary()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import early_bound, is_finalizing, is_shutting_down
 from torch_utils.errors import ResourceClosedError, TorchUtilsError
+from torch_utils.hosting.arguments import check_seconds
 from torch_utils.hosting.process import ModelProcess, Proxy
 from torch_utils.hosting.tenant import Tenant
 from torch_utils.resource import Resource
@@ -270,16 +271,3 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Run a function in a new thread, which continues if the coroutine is cancelled."""
     return await asyncio.wrap_future(in_thread(function))
-
-
-def check_seconds(name: str, value: object) -> None:
-    """Check that an argument is a number of seconds.
-
-    Raises:
-        TypeError: It is not a number.
-        ValueError: It is negative, NaN or longer than the longest possible wait.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
-    if not 0 <= value <= threading.TIMEOUT_MAX:
-        raise ValueError(f"{name} must be finite and at least 0 seconds, got {value!r}")
