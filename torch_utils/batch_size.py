@@ -174,7 +174,8 @@ class _Attempt:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if error is None:
             self.size.succeeded(self.batch_size)
-        elif isinstance(error, Exception) and self.handled.is_out_of_memory(error):
+        # An error that was raised while such an error was handled does not repeat the call.
+        elif isinstance(error, Exception) and self.handled.is_out_of_memory(error, contexts=False):
             self.error = error
         return self.error is not None
 

@@ -45,12 +45,13 @@ class Handled:
     def __contains__(self, error: object) -> bool:
         return any(error is older for older in self._older)
 
-    def is_out_of_memory(self, exc: BaseException) -> bool:
+    def is_out_of_memory(self, exc: BaseException, *, contexts: bool = True) -> bool:
         """Return whether memory ran out in an exception that was raised since.
 
         Older contexts do not count. Older causes do, because the program named them by ``from``.
         """
-        return exc not in self and any(map(_says_out_of_memory, walk_chain(exc, self)))
+        chain = walk_chain(exc, self, contexts=contexts)
+        return exc not in self and any(map(_says_out_of_memory, chain))
 
     def clear_frames(self, exc: BaseException) -> int:
         """Clear the frames of exceptions that were raised since; see `clear_exception_frames`."""
@@ -58,12 +59,15 @@ class Handled:
         return sum(map(_clear_frames_of, newer))
 
 
-def walk_chain(error: BaseException, handled: Handled | None = None) -> Iterator[BaseException]:
+def walk_chain(
+    error: BaseException, handled: Handled | None = None, *, contexts: bool = True
+) -> Iterator[BaseException]:
     """Yield an exception and its causes, contexts and group members, each once.
 
     Args:
         error: The exception to start from.
         handled: Contexts that belong to it are skipped.
+        contexts: Whether to follow contexts, which may be unrelated, at all.
     """
     seen: set[int] = set()
     pending: list[Any] = [error]
@@ -74,7 +78,7 @@ def walk_chain(error: BaseException, handled: Handled | None = None) -> Iterator
         seen.add(id(current))
         yield current
         pending.append(current.__cause__)
-        if handled is None or current.__context__ not in handled:
+        if contexts and (handled is None or current.__context__ not in handled):
             pending.append(current.__context__)
         pending += _members(current)
 
