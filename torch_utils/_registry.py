@@ -48,15 +48,14 @@ def unawaited_error(made: Any) -> TypeError:
     )
 
 
-class _Raises:
+def _report_unraisable(error: BaseException, where: str) -> None:
     """Raise an error in a destructor, so that Python passes it to `sys.unraisablehook`."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    def destructor(self: object) -> None:
+        raise error
 
-    @early_bound
-    def __del__(self) -> None:
-        raise self.error
+    destructor.__qualname__ = where  # Python prints it.
+    type("Ending", (), {"__del__": destructor})()
 
 
 @early_bound
@@ -118,11 +117,12 @@ class Registry:
                     except BaseException as error:
                         # A SystemExit or KeyboardInterrupt must not skip the other entries, and
                         # the program is ending already.
-                        _Raises(error)
+                        _report_unraisable(error, f"{entry.name}._release")
                     if entry.thread not in (None, me):
                         deadline = monotonic() + EXIT_WAIT_S
             else:
-                _Raises(RuntimeError("a _release() always opens another resource at exit"))
+                endless = RuntimeError("a _release() always opens another resource at exit")
+                _report_unraisable(endless, "atexit")
             # A thread that was closing a resource may go on with others of the same collection.
             while monotonic() < deadline and any(self.get(e.key) is e for e in tried):
                 sleep(0.005)

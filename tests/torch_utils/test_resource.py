@@ -437,6 +437,21 @@ atexit.register(lambda: print("open" if not a.closed else "closed", is_shutting_
     assert sorted(lines) == sorted([*order, *late])
 
 
+def test_error_at_exit_names_the_class() -> None:
+    program = """
+    from torch_utils import Resource
+
+    class Embedder(Resource):
+        def _release(self):
+            raise OSError("disk full")
+
+    embedder = Embedder()
+    """
+    result = run(program)
+    assert "Exception ignored in: <function Embedder._release at" in result.stderr
+    assert "OSError: disk full" in result.stderr
+
+
 def test_endless_resources_at_exit_end() -> None:
     opens = (
         "class Opens(Resource):\n    def _release(self): kept.append(Opens())\nkept = [Opens()]\n"
