@@ -43,7 +43,6 @@ class _Block(Resource):
 
     def __init__(self, scope: SafePyTorchCleanup) -> None:
         self.items = [_Item(name_of(type(thing)), thing) for thing in scope._resources]
-        self.running: _Item | None = None
         self.exception: BaseException | None = None  # the block's
         self.interrupt: BaseException | None = None  # of an await: a cancellation, a Ctrl-C
         self.report: CleanupReport | None = None
@@ -65,7 +64,6 @@ class _Block(Resource):
             work.frees_more = True  # what the frames held
         if self._flags:
             restore_flags(self._flags)
-        self.running = None
         self.report = work.finish()
 
     async def run_all(self) -> None:
@@ -90,7 +88,7 @@ class _Block(Resource):
                     self.interrupt = error
 
     def _run_newest(self) -> Any:
-        item = self.running = self.items.pop()
+        item = self.items.pop()
         try:
             if item.function is not None:
                 return item.function()
@@ -98,7 +96,6 @@ class _Block(Resource):
         except BaseException as error:
             # Each item is released, whatever the others raise.
             self._work.failed(item.name, error)
-            self.running = None
             del item  # The error keeps this frame.
         return None
 

@@ -67,7 +67,8 @@ class HostStatus:
         loads: Number of loads.
         unloads: Number of unloads, and of ends of the model's process.
         nbytes: Bytes on the host and all devices: the declared size, or the size of the model's
-            tensors and arrays, or the resident memory of its process. 0 if it is not loaded.
+            tensors, arrays and indexes, or the resident memory of its process. 0 if it is not
+            loaded.
         idle_s: Seconds since the last lease ended, or since the load. None if it is leased or not
             loaded.
         expires_in_s: Seconds until an unload unless there is another lease; None if never.
@@ -438,7 +439,7 @@ class ModelHost(ModelLender, Generic[M]):
     def ensure_lending(self) -> None:
         """Raise an error if the host no longer lends."""
         if self._is_closing:
-            raise closed_error(f"the host of {self.name} is closed; create a new one")
+            raise closed_error(f"{self.name} is closed; create a new host or pool")
 
     def _check_waited(
         self, transition: Transition, holder: Holder | None, timeout_s: float | None
@@ -544,8 +545,10 @@ class ModelHost(ModelLender, Generic[M]):
         needs_size = self._needs_size or not hasattr(type(tenant.model), "close")
         if needs_size and not is_known and not self._has_warned:
             self._has_warned = True
-            what = "%s holds no tensors that can be counted or released; declare nbytes=, and let "
-            log(WARNING, what + "its load function return an object with close()", self.name)
+            what = "%s holds no tensors, arrays or indexes that can be counted; declare nbytes="
+            if not hasattr(type(tenant.model), "close"):
+                what += ", and let its load function return an object with close()"
+            log(WARNING, what, self.name)
 
     def _settle(self, transition: Transition, error: BaseException | None) -> bool:
         """End a failed load. Return whether its exception is an error rather than an interrupt."""

@@ -17,7 +17,8 @@ from torch_utils.releasing.objects import (
     is_instance,
     is_released,
 )
-from torch_utils.releasing.run import release, storage_bytes
+from torch_utils.releasing.run import release
+from torch_utils.releasing.sizes import sizes_of
 from torch_utils.releasing.targets import tree_of
 from torch_utils.report import CleanupReport
 from torch_utils.resource import Resource
@@ -47,7 +48,7 @@ class ThreadTenant:
         name, self.model = self._name, self._make()
         if self.model is None:
             raise TypeError(f"the load function of {name} returned None; it must return the model")
-        self._sizes = storage_bytes(self.model)
+        self._sizes = sizes_of(self.model)
         if _is_spent(self.model, self._sizes):
             self.model = None
             raise TorchUtilsError(
@@ -60,7 +61,7 @@ class ThreadTenant:
         return True
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the bytes of its tensors and arrays at the load, by device."""
+        """Return the bytes of its tensors, arrays and indexes at the load, by device."""
         return self._sizes
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ from torch_utils.releasing.objects import (
     package_of,
     parts_of,
 )
-from torch_utils.releasing.sharing import used_by_others
+from torch_utils.releasing.sharing import reachable, used_by_others
 from torch_utils.releasing.storages import without_overrides
 from torch_utils.releasing.targets import CLAIMS, TARGET_OF, CloseTarget, HolderTarget, Target
 
@@ -72,11 +72,13 @@ def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
     """
     walk = _Walk(is_again)
     targets = walk.run(objects)
+    walk.named.clear()  # Its references would not be explained.
     spared = used_by_others(targets, walk.containers, walk.references)
     claims, thread = list(CLAIMS.items()), get_ident()
     # What this thread has destroyed is emptied. What another one is releasing is left to it.
     spared -= {key for key, claim in claims if claim.thread == thread and "__del__" in claim.called}
-    busy = {key for key, claim in claims if claim.thread != thread}
+    closing = [claim.thing for _, claim in claims if claim.thread != thread]
+    busy = reachable(closing)[0].keys() if closing else frozenset()
     unsearched = walk.unsearched()
     spared |= {id(target.thing) for target in unsearched}
     targets += unsearched
@@ -84,6 +86,13 @@ def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
         target.spare(spared | busy)
         target.stays |= id(target.thing) in busy
     return targets
+
+
+def contents_to_measure(thing: Any) -> tuple[list[Target], list[Any]]:
+    """Return targets for what an object holds, also in resources, and the containers it holds."""
+    walk = _Walk(is_again=True, enters_resources=True)
+    targets = walk.run([thing])
+    return targets + walk.unsearched(), [*walk.named.values(), *walk.containers.values()]
 
 
 @dataclass
@@ -109,16 +118,18 @@ class _Walk:
     """A walk over objects and their parts, each once, without recursion.
 
     Attributes:
+        named: The containers that the caller passed, by their ids.
         containers: The containers that an object holds, by their ids.
         references: The number of references to each contained object that the walk has met.
     """
 
-    def __init__(self, is_again: bool) -> None:
+    def __init__(self, is_again: bool, *, enters_resources: bool = False) -> None:
         self._torch: Any = whole_torch()
         self._kinds = Kinds(self._torch)
         self._is_again = is_again
+        self._enters_resources = enters_resources
         self._targets: dict[int, Target] = {}
-        self._named: dict[int, Any] = {}  # containers that the caller passed
+        self.named: dict[int, Any] = {}
         self._levels: list[_Level] = []
         self._problem: TypeError | None = None
         self._skipped: list[Part] = []  # objects in objects
@@ -145,7 +156,6 @@ class _Walk:
                 # Unsupported objects beside a supported one are skipped.
                 if self._problem is not None and not level.is_found and not self._is_again:
                     raise self._problem
-        self._named.clear()
         return list(self._targets.values())
 
     def unsearched(self) -> list[Target]:
@@ -186,8 +196,8 @@ class _Walk:
         elif kind in _HOLDERS:
             self._enter(thing, name, kind)
         elif kind in CONTAINERS:
-            if id(thing) not in self._named:
-                self._named[id(thing)] = thing
+            if id(thing) not in self.named:
+                self.named[id(thing)] = thing
                 self._levels.append(_Level(parts_of(thing, name, self._kinds), None, kind))
         else:
             self._refuse(_unknown(thing, name, kind))
@@ -206,7 +216,7 @@ class _Walk:
             if kind is not Kind.TENSOR or not self._torch.Tensor.is_nested.__get__(thing):
                 self._take(thing, name, kind, is_named=False)
         elif kind in CONTAINERS and kind is not Kind.RECORD:
-            if id(thing) not in self.containers and id(thing) not in self._named:
+            if id(thing) not in self.containers and id(thing) not in self.named:
                 self.containers[id(thing)] = thing
                 parts = parts_of(thing, name, self._kinds)
                 self._levels.append(_Level(parts, (thing, name), kind))
@@ -232,6 +242,8 @@ class _Walk:
             name = name_of(type(thing))
         self._levels[-1].is_found = True
         self._targets[id(thing)] = TARGET_OF[kind](thing, name, is_named=is_named)
+        if kind is Kind.RESOURCE and self._enters_resources:
+            self._enter(thing, name, Kind.CLOSABLE, is_named=is_named)
         if kind is Kind.TRAINING and package_of(type(thing)) == "accelerate":
             for inner in attributes_of(thing).values():  # The wrapper has no state.
                 if self._kinds(inner) is Kind.TRAINING and id(inner) not in self._targets:

@@ -14,9 +14,8 @@ import threading
 import time
 from _thread import RLock, get_ident
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from types import FrameType
 from typing import Any, Literal
 
@@ -150,16 +149,16 @@ class Release:
     def _give_up(self, targets: list[Target], trash: list[Any]) -> None:
         if is_shutting_down():
             return  # The end of the process returns the memory sooner.
-        for is_tensor, group in groupby(targets, lambda t: t.is_tensor):
-            with without_overrides(whole_torch()) if is_tensor else nullcontext():
-                for target in group:
-                    try:
-                        if not target.stays:
-                            target.give_up(self._place, trash)
-                    except BaseException as error:
-                        # Each object is released, whatever the others raise. `raise_interrupt`
-                        # raises what is not an Exception later.
-                        self.failed(target.name, error)
+        with without_overrides(whole_torch()):
+            for target in sorted(targets, key=lambda target: -target.depth()):
+                try:
+                    freed = None if target.stays else target.give_up(self._place, trash)
+                    if freed:
+                        self._inventory.add_freed("host", freed)
+                except BaseException as error:
+                    # Each object is released, whatever the others raise. `raise_interrupt` raises
+                    # what is not an Exception later.
+                    self.failed(target.name, error)
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
@@ -415,23 +414,3 @@ def release(
         return CleanupReport(skipped="the interpreter is shutting down")
     work.raise_interrupt()
     return report
-
-
-def storage_bytes(thing: Any) -> dict[str, int]:
-    """Return the bytes of an object's storages, by "host" and device, without changing it.
-
-    Empty for an object that `release` does not support. Walks the heap at most twice.
-    """
-    inventory = Inventory()
-    sizes: dict[str, int] = {}
-    try:
-        with without_overrides(whole_torch()):
-            for target in plan([thing]):
-                target.count(inventory)
-        for held in inventory.alive():
-            sizes[held.device] = sizes.get(held.device, 0) + held.nbytes
-    except TypeError:
-        return {}
-    finally:
-        inventory.free()
-    return sizes

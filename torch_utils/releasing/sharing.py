@@ -42,7 +42,7 @@ _PASSING_TYPES: tuple[type, ...] = (
     *(types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),
 )
 _PASSING = frozenset(map(id, _PASSING_TYPES))
-_OF_LOOPS = ("builtins", "itertools")  # the modules of a loop's iterators
+_OF_ITERATORS = ("builtins", "itertools")
 _PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -81,7 +81,7 @@ def used_by_others(
     suspects = _with_more_references(contained, known)
     if not suspects:
         return set()
-    inside, counts = _reachable([targets, containers, CLAIMS])
+    inside, counts = reachable([targets, containers, CLAIMS])
     if has_frozen() or len(inside) > _MOST_NODES:
         used = suspects
     else:
@@ -94,7 +94,7 @@ def used_by_others(
         used |= {id(t.thing) for t in targets if t.is_silent and not t.is_named} & asked.keys()
         asked = {key: thing for key, thing in asked.items() if key not in used}
         used |= _Search(inside, counts, {id(contained), id(asked)}).run(asked)
-    alive, _ = _reachable([inside[key] for key in used & inside.keys()], stop=named)
+    alive, _ = reachable([inside[key] for key in used & inside.keys()], stop=named)
     return alive.keys() & contained.keys()
 
 
@@ -148,10 +148,10 @@ class _Search:
             for one in found:
                 self._explain(one, 0 if _is_of_variables(one) else _LEVELS - levels)
             objects = [one for one in found if not _is_of_variables(one)]
-            passing = [one for one in objects if id(type(one)) in _PASSING]
+            passing = [one for one in objects if _is_passing(one)]
             self._mine.update((id(objects), id(passing)))
             beyond = self._held(passing, levels - 1)
-            outside = [one for one in objects if id(type(one)) not in _PASSING or id(one) in beyond]
+            outside = [one for one in objects if not _is_passing(one) or id(one) in beyond]
             held.update(id(part) for one in outside for part in gc.get_referents(one))
         return held
 
@@ -162,7 +162,7 @@ class _Search:
         self._seen.add(id(one))
         for part in gc.get_referents(one):
             self._counts[id(part)] += 1
-            if levels and id(type(part)) in _PASSING:
+            if levels and _is_passing(part):
                 self._explain(part, levels - 1)
 
 
@@ -170,9 +170,16 @@ def _is_of_variables(thing: Any) -> bool:
     """Return whether an object holds variables of a function, a module or a notebook."""
     return (
         id(type(thing)) in _VARIABLES
-        or (module_of(type(thing)) in _OF_LOOPS and find_in_class(type(thing), "__next__"))
         or (type(thing) is dict and ("__builtins__" in thing or thing is _outputs_of_notebook()))
         or module_of(type(thing)).startswith((_PACKAGE, "IPython.", "ipykernel."))
+    )
+
+
+def _is_passing(thing: Any) -> bool:
+    """Return whether what refers to an object, such as a list, is the one that uses its parts."""
+    kind = type(thing)
+    return id(kind) in _PASSING or (
+        module_of(kind) in _OF_ITERATORS and find_in_class(kind, "__next__") is not None
     )
 
 
@@ -181,7 +188,7 @@ def _outputs_of_notebook() -> Any:
     return vars(main).get("_oh") if type(main) is types.ModuleType else None
 
 
-def _reachable(
+def reachable(
     roots: Iterable[Any], stop: Collection[int] = ()
 ) -> tuple[dict[int, Any], Counter[int]]:
     """Return what roots lead to, and how many references to each object were met.

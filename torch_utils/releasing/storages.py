@@ -126,14 +126,19 @@ class Inventory:
                     pending.append((part, label, level - 1))
 
     def add_other_modules(self) -> None:
-        """Count modules that attributes of released modules refer to. Call it last."""
+        """Count modules that attributes of released modules refer to. Call it last.
+
+        Objects may go after that, and others may get their ids.
+        """
         while self._other_modules:
             module = self._other_modules.pop()
             if id(module) not in self.own_modules:
                 self.add_contents(name_of(type(module)), module, is_expected=False)
+        self._seen.clear()
+        self.own_modules.clear()
 
     def freed_bytes(self) -> dict[str, int]:
-        """Return the bytes of storages that are gone, by device, whoever lent their memory."""
+        """Return the bytes of storages that are gone, by device, lent ones included."""
         self.forget_gone()
         freed = dict(self._freed)
         for held in self._storages.values():
@@ -149,7 +154,10 @@ class Inventory:
         for storage in storages_of(self._torch, tensor):
             try:
                 key, nbytes = storage._cdata, storage.nbytes()
-                if key in self._storages or not nbytes or not (address := storage.data_ptr()):
+                known = self._storages.get(key)
+                if known is not None and (known.is_expected or not is_expected):
+                    continue
+                if not nbytes or not (address := storage.data_ptr()):
                     continue
                 device = place_of(storage.device)
                 if device == "meta":
@@ -157,7 +165,7 @@ class Inventory:
                 is_lent = not storage.resizable()
                 lent_at = (address if device == "host" else 0) if is_lent else None
                 flags = is_expected, self.counts_staying
-                weak = storage._weak_ref()
+                weak = storage._weak_ref() if known is None else known.weak
                 self._storages[key] = Held(name, nbytes, device, key, weak, lent_at, *flags)
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Fake and functional tensors have no real storage.
@@ -170,8 +178,11 @@ class Inventory:
         for device, nbytes in other._freed.items():
             self.add_freed(device, nbytes)
         for key, held in other._storages.items():
-            if self._storages.setdefault(key, held) is not held:
+            known = self._storages.setdefault(key, held)
+            if known is not held:
                 self._free(held.weak)
+                if held.is_expected and not known.is_expected:
+                    self._storages[key] = held._replace(weak=known.weak)
         other._storages = {}
 
     def forget_gone(self) -> None:

@@ -15,7 +15,7 @@ import sys
 from _thread import get_ident
 from abc import ABCMeta
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from functools import lru_cache
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -79,12 +79,19 @@ class Target:
         """Return the `Closer`s to call before anything is emptied."""
         return []
 
-    def give_up(self, place: str, trash: list[Any]) -> None:
+    def depth(self) -> int:
+        """Return how many objects it wraps that can only be emptied after it."""
+        return 0
+
+    def give_up(self, place: str, trash: list[Any]) -> int | None:
         """Release the object.
 
         Args:
             place: The line of the program that called for it.
             trash: Takes what was taken out, until no lock is held.
+
+        Returns:
+            The bytes of the host's memory that it freed outside of storages.
         """
 
 
@@ -262,6 +269,9 @@ class TensorTarget(Target):
     is_tensor = True
 
     def count(self, inventory: Inventory) -> None:
+        is_view = private(whole_torch(), "Tensor._is_view")
+        # The base of a view keeps the memory.
+        inventory.counts_staying |= is_view is not None and is_view(self.thing)
         inventory.add(self.name, self.thing)
 
     def give_up(self, place: str, trash: list[Any]) -> None:
@@ -277,7 +287,7 @@ class TensorTarget(Target):
         again, and cannot swap it.
 
         Raises:
-            RuntimeError: This torch cannot swap tensors. The tensor stays intact.
+            RuntimeError: This torch cannot swap tensors, or not this one. It stays intact.
         """
         if not self.is_named:
             return  # The object that contains it lets it go.
@@ -294,10 +304,17 @@ class TensorTarget(Target):
         base = torch.Tensor
         if base.is_cuda.__get__(self.thing) and cuda_is_of_parent(torch):
             return  # A forked child can neither use nor release it.
-        if base.is_leaf.__get__(self.thing):
+        retains_grad = base.retains_grad.__get__(self.thing)
+        if retains_grad or base.is_leaf.__get__(self.thing):
             base.grad.__set__(self.thing, None)
         other = nothing_like(torch, self.thing)
-        swap(self.thing, other)
+        try:
+            swap(self.thing, other)
+        except RuntimeError as error:
+            reason = "retain_grad() was called on it" if retains_grad else str(error)
+            raise RuntimeError(
+                f"this {self.name} cannot be emptied in place, because {reason}; use `del`"
+            ) from None
         trash.append(other)
         base._backward_hooks.__set__(self.thing, None)
         contents = contents_of(self.thing)
@@ -397,22 +414,28 @@ class FaissTarget(Target):
     is destroyed. If another thread or another index is using it, the proxy is restored instead.
     """
 
-    _nbytes = 0
-    _parts: Sequence[tuple[ReferenceType[Any], int]] = ()
-
     def count(self, inventory: Inventory) -> None:
-        self._inventory = inventory
         inventory.is_partial = True  # the graphs and lists around the vectors
-        self._nbytes = _code_bytes(self.thing) if self.thing.thisown else 0
-        self._parts = list(_parts_of(self.thing)) if self.thing.thisown else []
 
-    def give_up(self, place: str, trash: list[Any]) -> None:
+    def depth(self) -> int:
+        return sum(1 for _ in _parts_of(self.thing))
+
+    def nbytes_by_id(self) -> dict[int, int]:
+        """Return the bytes of the vectors in it and its inner indexes, by the ids of these."""
+        if not self.thing.thisown:
+            return {}
+        inner = {id(part()): nbytes for part, nbytes in _parts_of(self.thing)}
+        return {id(self.thing): _code_bytes(self.thing), **inner}
+
+    def give_up(self, place: str, trash: list[Any]) -> int | None:
         index = self.thing
+        own = _code_bytes(index) if index.thisown else 0
+        parts = list(_parts_of(index)) if index.thisown else []
         kind, contents = type(index), dict(contents_of(index))
         proxied = contents.get("this")
         bury(index, f"this {self.name}", place, [])
         if proxied is None or not proxied.own():
-            return
+            return None
         reason = _reason_to_keep(index, self.name)
         if reason:
             # In this order, other threads see either the tombstone or the whole index.
@@ -424,9 +447,7 @@ class FaissTarget(Target):
             raise RuntimeError(reason)
         del proxied
         contents.clear()
-        self._nbytes += sum(nbytes for part, nbytes in self._parts if part() is None)
-        if self._nbytes:
-            self._inventory.add_freed("host", self._nbytes)
+        return own + sum(nbytes for part, nbytes in parts if part() is None)
 
 
 def _code_bytes(index: Any) -> int:

@@ -279,7 +279,7 @@ def test_budget_needs_to_know_sizes(caplog: pytest.LogCaptureFixture) -> None:
                     pass
                 pool.unload(name)
     (record,) = caplog.records
-    assert record.getMessage().startswith("unknown holds no tensors that can be counted")
+    assert record.getMessage().startswith("unknown holds no tensors, arrays or indexes")
 
 
 # Closing
