@@ -6,6 +6,9 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
+# Without an environment there is no probe: the text on stderr is all there is.
+NO_PROBE = ("/usr/bin/env", "-i")
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -14,7 +17,8 @@ class Pair:
     Attributes:
         id: The finding that the dirty one has to have.
         name: What is special about it.
-        dirty, clean: Python source; each is written to a file and run.
+        program: Python source in which FAULT stands for what the two do differently.
+        dirty, clean: What they have in its place.
         options: For `check`.
         prefix: Put before the Python in the command line: how it is started.
         flags: The interpreter's options.
@@ -23,8 +27,9 @@ class Pair:
 
     id: str
     name: str
-    dirty: str
-    clean: str
+    program: str
+    dirty: str = "raise ValueError('the driver is gone')"
+    clean: str = "pass"
     options: dict[str, Any] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -34,7 +39,7 @@ class Pair:
         return f"{self.id}-{self.name}"
 
     def source(self, which: str) -> str:
-        return textwrap.dedent(getattr(self, which))
+        return textwrap.dedent(self.program).replace("FAULT", getattr(self, which))
 
     def line(self, python: str, program: str) -> list[str]:
         """Return the command line that runs it."""
@@ -43,237 +48,140 @@ class Pair:
         return [*self.prefix, python, *self.flags, program]
 
 
-# Without an environment there is no probe: the text on stderr is all there is.
-NO_PROBE = ("/usr/bin/env", "-i")
-
-CLASS = """
-class Resource:
-    def __del__(self):
-        {body}
+CLASS = "class Resource:\n    def __del__(self): FAULT\n"
+AT_EXIT = CLASS + "resource = Resource()\n"
+NOW = CLASS + "Resource()\n"
+HOOK = "import sys\nsys.unraisablehook = lambda *a: None\n"
+FAILING_HOOK = "import sys\ndef hook(info): raise KeyError\nsys.unraisablehook = hook\n"
+GENERATOR = (
+    "def g():\n    try:\n        yield\n    finally:\n        FAULT\nx = g()\nnext(x)\ndel x\n"
+)
+WEAK = "import weakref\nclass A: pass\na = A()\nr = weakref.ref(a, lambda r: FAULT)\ndel a\n"
+FORKED = "import os\nif os.fork() == 0:\n    Resource()\n    os._exit(0)\nos.wait()\n"
+CHILD_INTERPRETER = """
+import subprocess, sys
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, 'child'])
+else:
+    Resource()
 """
-FAILING = CLASS.format(body="raise ValueError('the driver is gone')")
-QUIET = CLASS.format(body="pass")
-AT_EXIT = "\nresource = Resource()\n"
-NOW = "\nResource()\n"
 
 UNRAISABLE = [
-    Pair("unraisable", "destructor-at-exit", FAILING + AT_EXIT, QUIET + AT_EXIT),
-    Pair("unraisable", "destructor-in-main", FAILING + NOW, QUIET + NOW),
-    Pair(
-        "unraisable",
-        "hook-replaced",
-        "import sys\nsys.unraisablehook = lambda *a: None\n" + FAILING + AT_EXIT,
-        "import sys\nsys.unraisablehook = lambda *a: None\n" + QUIET + AT_EXIT,
-    ),
-    Pair(
-        "unraisable",
-        "stderr-closed",
-        "import os\nos.close(2)\n" + FAILING + NOW,
-        "import os\nos.close(2)\n" + QUIET + NOW,
-    ),
-    Pair(
-        "unraisable",
-        "module-global-is-none",
-        "import helper_of_test as h\n" + FAILING.replace("raise", "h.check(); raise") + AT_EXIT,
-        "import json as h\n" + QUIET + AT_EXIT,
-    ),
-    Pair(
-        "unraisable",
-        "generator",
-        "def g():\n    try:\n        yield\n    finally:\n        1 / 0\nx = g()\nnext(x)\ndel x\n",
-        "def g():\n    try:\n        yield\n    finally:\n        pass\nx = g()\nnext(x)\ndel x\n",
-    ),
-    Pair(
-        "unraisable",
-        "weakref-callback",
-        "import weakref\nclass A: pass\na = A()\nr = weakref.ref(a, lambda r: 1 / 0)\ndel a\n",
-        "import weakref\nclass A: pass\na = A()\nr = weakref.ref(a, lambda r: None)\ndel a\n",
-    ),
-    Pair("unraisable", "isolated", FAILING + NOW, QUIET + NOW, flags=("-I",)),
-    Pair("unraisable", "no-site", FAILING + AT_EXIT, QUIET + AT_EXIT, flags=("-I", "-S")),
-    Pair("unraisable", "text-only", FAILING + AT_EXIT, QUIET + AT_EXIT, prefix=NO_PROBE),
-    Pair("unraisable", "text-only-main", FAILING + NOW, QUIET + NOW, prefix=NO_PROBE),
-    Pair(
-        "unraisable",
-        "forked-child",
-        FAILING + "import os\nif os.fork() == 0:\n    Resource()\n    os._exit(0)\nos.wait()\n",
-        QUIET + "import os\nif os.fork() == 0:\n    Resource()\n    os._exit(0)\nos.wait()\n",
-    ),
-    Pair(
-        "unraisable",
-        "child-interpreter",
-        FAILING
-        + "import subprocess, sys\n"
-        + "if len(sys.argv) == 1:\n    subprocess.run([sys.executable, __file__, 'child'])\n"
-        + "else:\n    Resource()\n",
-        QUIET
-        + "import subprocess, sys\n"
-        + "if len(sys.argv) == 1:\n    subprocess.run([sys.executable, __file__, 'child'])\n"
-        + "else:\n    Resource()\n",
-    ),
-    Pair(
-        "unraisable",
-        "hook-fails",
-        "import sys\ndef hook(info): raise KeyError('hook')\nsys.unraisablehook = hook\n"
-        + FAILING
-        + NOW,
-        "import sys\ndef hook(info): raise KeyError('hook')\nsys.unraisablehook = hook\n"
-        + QUIET
-        + NOW,
-    ),
+    Pair("unraisable", "destructor-at-exit", AT_EXIT),
+    Pair("unraisable", "destructor-in-main", NOW),
+    Pair("unraisable", "hook-replaced", HOOK + AT_EXIT),
+    Pair("unraisable", "hook-fails", FAILING_HOOK + NOW),
+    Pair("unraisable", "stderr-closed", "import os\nos.close(2)\n" + NOW),
+    Pair("unraisable", "generator", GENERATOR, "1 / 0"),
+    Pair("unraisable", "weakref-callback", WEAK, "1 / 0", "None"),
+    Pair("unraisable", "isolated", NOW, flags=("-I",)),
+    Pair("unraisable", "no-site", AT_EXIT, flags=("-I", "-S")),
+    Pair("unraisable", "text-only", AT_EXIT, prefix=NO_PROBE),
+    Pair("unraisable", "forked-child", CLASS + FORKED),
+    Pair("unraisable", "child-interpreter", CLASS + CHILD_INTERPRETER),
 ]
 
-ATEXIT = "import atexit\natexit.register({})\n"
-FINALIZE = "import weakref\nclass A: pass\na = A()\nweakref.finalize(a, {})\n"
-THREAD = "import threading\nt = threading.Thread(target=lambda: {})\nt.start()\nt.join()\n"
+ATEXIT = "import atexit\natexit.register(lambda: FAULT)\n"
+ATEXIT_AND_SYSEXIT = ATEXIT + "import sys\nsys.exit(0)\n"
+FINALIZE = "import weakref\nclass A: pass\na = A()\nweakref.finalize(a, lambda: FAULT)\n"
+COLLECTED = FINALIZE + "a.me = a\ndel a\nimport gc\ngc.collect()\n"
+THREAD = "import threading\nt = threading.Thread(target=lambda: FAULT)\nt.start()\nt.join()\n"
 RAW = """
 import _thread, time
 begun = []
 def f():
     begun.append(True)
-    {}
+    FAULT
 _thread.start_new_thread(f, ())
 while not begun or _thread._count():
     time.sleep(0.01)
 """
 
 CALLBACKS = [
-    Pair("atexit-error", "plain", ATEXIT.format("lambda: 1 / 0"), ATEXIT.format("lambda: 1")),
-    Pair(
-        "atexit-error",
-        "text-only",
-        ATEXIT.format("lambda: 1 / 0"),
-        ATEXIT.format("lambda: 1"),
-        prefix=NO_PROBE,
-    ),
-    Pair(
-        "atexit-error",
-        "after-an-error",
-        ATEXIT.format("lambda: {}['key']") + "import sys\nsys.exit(0)\n",
-        ATEXIT.format("lambda: {}") + "import sys\nsys.exit(0)\n",
-    ),
-    Pair(
-        "finalizer-error", "at-exit", FINALIZE.format("lambda: 1 / 0"), FINALIZE.format("len, ''")
-    ),
-    Pair(
-        "finalizer-error",
-        "text-only",
-        FINALIZE.format("lambda: 1 / 0"),
-        FINALIZE.format("len, ''"),
-        prefix=NO_PROBE,
-    ),
-    Pair(
-        "finalizer-error",
-        "during-collection",
-        FINALIZE.format("lambda: 1 / 0") + "a.me = a\ndel a\nimport gc\ngc.collect()\n",
-        FINALIZE.format("len, ''") + "a.me = a\ndel a\nimport gc\ngc.collect()\n",
-    ),
-    Pair("thread-error", "threading", THREAD.format("1 / 0"), THREAD.format("1")),
-    Pair("thread-error", "text-only", THREAD.format("1 / 0"), THREAD.format("1"), prefix=NO_PROBE),
-    Pair("thread-error", "raw", RAW.format("1 / 0"), RAW.format("return")),
-    Pair(
-        "thread-error", "raw-text-only", RAW.format("1 / 0"), RAW.format("return"), prefix=NO_PROBE
-    ),
+    Pair("atexit-error", "plain", ATEXIT, "1 / 0", "1"),
+    Pair("atexit-error", "text-only", ATEXIT, "1 / 0", "1", prefix=NO_PROBE),
+    Pair("atexit-error", "after-an-error", ATEXIT_AND_SYSEXIT, "{}['key']", "{}"),
+    Pair("finalizer-error", "at-exit", FINALIZE, "1 / 0", "1"),
+    Pair("finalizer-error", "text-only", FINALIZE, "1 / 0", "1", prefix=NO_PROBE),
+    Pair("finalizer-error", "during-collection", COLLECTED, "1 / 0", "1"),
+    Pair("thread-error", "threading", THREAD, "1 / 0", "1"),
+    Pair("thread-error", "text-only", THREAD, "1 / 0", "1", prefix=NO_PROBE),
+    Pair("thread-error", "raw", RAW, "1 / 0", "return"),
+    Pair("thread-error", "raw-text-only", RAW, "1 / 0", "return", prefix=NO_PROBE),
 ]
 
-SLEEP = "import time\ntime.sleep({})\n"
-WAITING_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=({},)).start()\n"
-SLOW_DESTRUCTOR = CLASS.format(body="import time; time.sleep({})") + "import time\n" + AT_EXIT
-LOCK = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire(timeout={})\n"
 # Long enough for a clean twin on a busy machine.
 HANGS = {"timeout_s": 6.0}
 SLOW = {"max_shutdown_s": 3.0}
-TOO_LONG = 4
+TOO_LONG = "4"
+SLEEP = "import time\ntime.sleep(FAULT)\n"
+WAITING_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=({},)).start()\n"
+LOCK = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire(timeout=FAULT)\n"
+SLOW_EXIT = "import atexit, time\natexit.register(time.sleep, FAULT)\n"
+SLOW_DESTRUCTOR = """
+import time
+class Resource:
+    def __del__(self): self.sleep(FAULT)
+Resource.sleep = staticmethod(time.sleep)
+resource = Resource()
+"""
+SIGNAL = "import os, signal\nos.kill(os.getpid(), FAULT)\n"
+STRING = "import ctypes\nctypes.string_at(FAULT)\n"
+OS = "import os\nFAULT\n"
+FAULTHANDLER = "import faulthandler, os\nfaulthandler.enable()\nFAULT\n"
 
 ENDINGS = [
-    Pair("crash", "abort", "import os\nos.abort()\n", "import os\nos._exit(0)\n"),
-    Pair(
-        "crash",
-        "segmentation-fault",
-        "import ctypes\nctypes.string_at(0)\n",
-        "import ctypes\nctypes.string_at(b'')\n",
-    ),
-    Pair(
-        "crash",
-        "killed",
-        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
-        "import os, signal\nos.kill(os.getpid(), 0)\n",
-    ),
-    Pair(
-        "crash",
-        "own-faulthandler",
-        "import faulthandler, os\nfaulthandler.enable()\nos.abort()\n",
-        "import faulthandler, os\nfaulthandler.enable()\n",
-    ),
-    Pair("hang", "in-main", SLEEP.format(60), SLEEP.format(0.1), HANGS),
-    Pair("hang", "joining-a-thread", WAITING_THREAD.format(60), WAITING_THREAD.format(0.1), HANGS),
-    Pair("hang", "lock", LOCK.format(60), LOCK.format(0.1), HANGS),
-    Pair("hang", "text-only", SLEEP.format(60), SLEEP.format(0.1), HANGS, prefix=NO_PROBE),
-    Pair(
-        "slow-shutdown",
-        "atexit",
-        f"import atexit, time\natexit.register(time.sleep, {TOO_LONG})\n",
-        "import atexit, time\natexit.register(time.sleep, 0.01)\n",
-        SLOW,
-    ),
+    Pair("crash", "abort", OS, "os.abort()", "os._exit(0)"),
+    Pair("crash", "segmentation-fault", STRING, "0", "b''"),
+    Pair("crash", "killed", SIGNAL, "signal.SIGKILL", "0"),
+    Pair("crash", "own-faulthandler", FAULTHANDLER, "os.abort()"),
+    Pair("hang", "in-main", SLEEP, "60", "0.1", HANGS),
+    Pair("hang", "joining-a-thread", WAITING_THREAD.format("FAULT"), "60", "0.1", HANGS),
+    Pair("hang", "lock", LOCK, "60", "0.1", HANGS),
+    Pair("hang", "text-only", SLEEP, "60", "0.1", HANGS, prefix=NO_PROBE),
+    Pair("slow-shutdown", "atexit", SLOW_EXIT, TOO_LONG, "0.01", SLOW),
+    # What a thread does is work.
     Pair(
         "slow-shutdown",
         "after a thread",
-        WAITING_THREAD.format(TOO_LONG)
-        + f"import atexit, time\natexit.register(time.sleep, {TOO_LONG})\n",
-        WAITING_THREAD.format(TOO_LONG),  # What a thread does is work.
+        WAITING_THREAD.format(TOO_LONG) + SLOW_EXIT,
+        TOO_LONG,
+        "0",
         SLOW,
     ),
-    Pair(
-        "slow-shutdown",
-        "destructor",
-        "import time\n"
-        + CLASS.format(body=f"self.sleep({TOO_LONG})")
-        + "Resource.sleep = staticmethod(time.sleep)"
-        + AT_EXIT,
-        "import time\n"
-        + CLASS.format(body="self.sleep(0.01)")
-        + "Resource.sleep = staticmethod(time.sleep)"
-        + AT_EXIT,
-        SLOW,
-    ),
+    Pair("slow-shutdown", "destructor", SLOW_DESTRUCTOR, TOO_LONG, "0.01", SLOW),
 ]
 
 SEMAPHORE = """
 import multiprocessing, os
 if __name__ == "__main__":
     lock = multiprocessing.get_context("spawn").Lock()
-    {}
+    FAULT
 """
 SHARED = """
-from multiprocessing import shared_memory
-memory = shared_memory.SharedMemory(create=True, size=4096)
-memory.close()
-{}
-"""
-UNTRACKED = """
 from multiprocessing import resource_tracker, shared_memory
-resource_tracker.register = resource_tracker.unregister = lambda name, kind: None
+{}
 memory = shared_memory.SharedMemory(create=True, size=4096)
 memory.close()
-{}
+FAULT
 """
-CHILD = "import subprocess\nchild = subprocess.Popen(['sleep', '60']{})\n"
+UNTRACKED = "resource_tracker.register = resource_tracker.unregister = lambda name, kind: None"
+CHILD = "import subprocess\nchild = subprocess.Popen(['sleep', '60']{})\nFAULT\n"
+ENDED = "child.terminate()\nchild.wait()"
 DAEMON = """
 import os, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        {close}
-        time.sleep({seconds})
+        [os.close(n) for n in (0, 1, 2)]
+        time.sleep(FAULT)
     os._exit(0)
 os.wait()
 """
-CLOSE = "[os.close(n) for n in (0, 1, 2)]"
 GROUP = """
 import sys, types
 distributed = types.ModuleType("torch.distributed")
-distributed.is_initialized = lambda: {}
+distributed.is_initialized = lambda: FAULT
 distributed.get_backend = lambda: "nccl"
 sys.modules["torch.distributed"] = distributed
 """
@@ -286,105 +194,61 @@ IPC = (
     "all shared CUDA tensors released. See Note [Sharing CUDA tensors]"
 )
 WRITE = "import sys\nprint({!r}, file=sys.stderr)\n"
-FILE = "f = open(__file__)\n{}f = None\n"
+SAYS_NCCL, SAYS_IPC = WRITE.format(f"FAULT{NCCL}"), WRITE.format(f"FAULT{IPC}")
+FILE = "f = open(__file__)\nFAULT\nf = None\n"
 WARN = {"resource_warnings": True}
+SILENCED = "{python} -W ignore {program}"
+REDIRECTED = "{python} {program} 2> /dev/null"
 
 LEFT_BEHIND = [
-    Pair(
-        "leaked-semaphore", "at-exit", SEMAPHORE.format("os._exit(0)"), SEMAPHORE.format("del lock")
+    *(
+        Pair("leaked-semaphore", name, SEMAPHORE, "os._exit(0)", "del lock", command=command)
+        for name, command in (("at-exit", ""), ("silenced", SILENCED), ("redirected", REDIRECTED))
     ),
-    Pair(
-        "leaked-shared-memory",
-        "not-tracked",
-        UNTRACKED.format(""),
-        UNTRACKED.format("memory.unlink()"),
-    ),
-    Pair("leaked-shared-memory", "at-exit", SHARED.format(""), SHARED.format("memory.unlink()")),
-    Pair(
-        "orphan-process",
-        "child",
-        CHILD.format(", stdout=-3, stderr=-3"),
-        CHILD.format("") + "child.terminate()\nchild.wait()\n",
-    ),
-    Pair(
-        "orphan-process",
-        "holds-the-pipe",
-        CHILD.format(""),
-        CHILD.format("") + "child.terminate()\nchild.wait()\n",
-    ),
-    Pair(
-        "orphan-process",
-        "daemon",
-        DAEMON.format(close=CLOSE, seconds=60),
-        DAEMON.format(close=CLOSE, seconds=0.1),
-    ),
-    Pair("process-group-not-destroyed", "asked", GROUP.format(True), GROUP.format(False)),
-    Pair(
-        "process-group-not-destroyed",
-        "said",
-        WRITE.format(NCCL),
-        WRITE.format(f"never seen: {NCCL}"),
-    ),
-    Pair("cuda-ipc", "said", WRITE.format(IPC), WRITE.format(f"never seen: {IPC}")),
-    Pair("resource-warning", "file", FILE.format(""), FILE.format("f.close()\n"), WARN),
+    Pair("leaked-shared-memory", "not-tracked", SHARED.format(UNTRACKED), "", "memory.unlink()"),
+    Pair("leaked-shared-memory", "at-exit", SHARED.format(""), "", "memory.unlink()"),
+    Pair("orphan-process", "child", CHILD.format(", stdout=-3, stderr=-3"), "", ENDED),
+    Pair("orphan-process", "holds-the-pipe", CHILD.format(""), "", ENDED),
+    Pair("orphan-process", "daemon", DAEMON, "60", "0.1"),
+    Pair("process-group-not-destroyed", "asked", GROUP, "True", "False"),
+    Pair("process-group-not-destroyed", "said", SAYS_NCCL, "", "never seen: "),
+    Pair("cuda-ipc", "said", SAYS_IPC, "", "never seen: "),
+    Pair("resource-warning", "file", FILE, "", "f.close()", WARN),
 ]
 
 # Programs of several processes, and what their other threads, tasks and shells say.
 
-FAILS = "class A:\n    def __del__(self): raise ValueError('the driver is gone')\n"
-WORKS = "class A:\n    def __del__(self): pass\n"
-
 START = """
 import multiprocessing
-{body}
 def work():
-    A()
+    Resource()
 if __name__ == "__main__":
-    process = multiprocessing.get_context("{method}").Process(target=work)
+    process = multiprocessing.get_context("{}").Process(target=work)
     process.start()
     process.join()
 """
-FORK_IN_C = """
-import ctypes, os
-{body}
+CODE = f"{NOW!r}"
+FORK_IN_C = f"""
+import ctypes, os, sys
 # As uvloop starts processes: in C, where no hook of Python's sees it.
 pid = ctypes.CDLL(None).fork()
 if pid == 0:
-    python = {python!r}
-    os.execv(python, [python, "-I", "-c", {code!r}])
+    os.execv(sys.executable, [sys.executable, "-I", "-c", {CODE}])
 os.waitpid(pid, 0)
 """
-EXEC = """
+AGAIN = """
 import os, sys
 if len(sys.argv) == 1:
     os.execv(sys.executable, [sys.executable, __file__, "again"])
-{body}
-A()
 """
-AT_EXIT_EXEC = """
+AT_EXIT_EXEC = f"""
 import atexit, os, sys
-atexit.register(lambda: os.execv(sys.executable, [sys.executable, "-c", {code!r}]))
+atexit.register(lambda: os.execv(sys.executable, [sys.executable, "-c", {CODE}]))
 """
-# os.setuid as root; else the same program without it.
-SETUID = """
-import os
-if os.getuid() == 0:
-    os.setuid(12345)
-{body}
-A()
-"""
-CHROOT = """
-import os, tempfile
-if os.getuid() == 0:
-    os.chroot(tempfile.mkdtemp())
-{body}
-A()
-"""
-CLOSED = """
-import os
-os.closerange(3, 1024)
-{body}
-"""
+# As root; else the same program without it.
+SETUID = "import os\nif os.getuid() == 0:\n    os.setuid(12345)\n"
+CHROOT = "import os, tempfile\nif os.getuid() == 0:\n    os.chroot(tempfile.mkdtemp())\n"
+CLOSED = "import os\nos.closerange(3, 1024)\n"
 EXHAUSTED = """
 import os, resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -395,8 +259,6 @@ try:
         files.append(os.open(os.devnull, os.O_RDONLY))
 except OSError:
     pass
-{body}
-A()
 """
 AUDITED = """
 import os, sys
@@ -405,10 +267,8 @@ def refuse(event, args):
         raise PermissionError("no files in here")
 os.closerange(3, 1024)
 sys.addaudithook(refuse)
-{body}
-A()
 """
-NESTED = """
+NESTED = f"""
 import importlib
 for name in "_interpreters", "_xxsubinterpreters":
     try:
@@ -417,77 +277,28 @@ for name in "_interpreters", "_xxsubinterpreters":
         continue
     break
 interpreter = interpreters.create()
-interpreters.run_string(interpreter, {code!r})
+interpreters.run_string(interpreter, {CODE})
 interpreters.destroy(interpreter)
 """
-
-
-def _code(body: str) -> str:
-    return body + "\nA()\n"
-
-
-BOTH = [
-    ("spawn", START.replace("{method}", "spawn")),
-    ("forkserver", START.replace("{method}", "forkserver")),
-    ("fork", START.replace("{method}", "fork")),
-    ("exec-of-itself", EXEC),
-    ("setuid", SETUID),
-    ("chroot", CHROOT),
-    ("files-exhausted", EXHAUSTED),
-    ("own-audit-hook", AUDITED),
-]
+ELSEWHERE = "{python} -I {program}; {python} -c 'print(1)'"
+BEFORE_EXEC = "{python} -I {program}; exec {python} -c 'print(1)'"
 
 ATTRIBUTED = [
     *(
-        Pair("unraisable", name, source.format(body=FAILS), source.format(body=WORKS))
-        for name, source in BOTH
+        Pair("unraisable", method, CLASS + START.format(method))
+        for method in ("spawn", "forkserver", "fork")
     ),
-    *(
-        Pair(
-            "unraisable",
-            name,
-            source.replace("{code!r}", repr(_code(FAILS))),
-            source.replace("{code!r}", repr(_code(WORKS))),
-        )
-        for name, source in [("exec-at-exit", AT_EXIT_EXEC), ("sub-interpreter", NESTED)]
-    ),
-    Pair(
-        "unraisable",
-        "fork-in-c",
-        FORK_IN_C.format(body="import sys", python="PYTHON", code=_code(FAILS)).replace(
-            "'PYTHON'", "sys.executable"
-        ),
-        FORK_IN_C.format(body="import sys", python="PYTHON", code=_code(WORKS)).replace(
-            "'PYTHON'", "sys.executable"
-        ),
-    ),
-    Pair(
-        "unraisable",
-        "other-record",
-        _code(FAILS),
-        _code(WORKS),
-        command="{python} -I {program}; {python} -c 'print(1)'",
-    ),
-    Pair(
-        "unraisable",
-        "before-exec",
-        _code(FAILS),
-        _code(WORKS),
-        command="{python} -I {program}; exec {python} -c 'print(1)'",
-    ),
-    Pair("unraisable", "alone", _code(FAILS), _code(WORKS)),
-    Pair(
-        "unraisable",
-        "alone-with-files-closed",
-        CLOSED.format(body=_code(FAILS)),
-        CLOSED.format(body=_code(WORKS)),
-    ),
-    Pair(
-        "unraisable",
-        "alone-in-threads",
-        _code(FAILS),
-        _code(WORKS),
-    ),
+    Pair("unraisable", "exec-of-itself", AGAIN + NOW),
+    Pair("unraisable", "setuid", SETUID + NOW),
+    Pair("unraisable", "chroot", CHROOT + NOW),
+    Pair("unraisable", "files-exhausted", EXHAUSTED + NOW),
+    Pair("unraisable", "own-audit-hook", AUDITED + NOW),
+    Pair("unraisable", "files-closed", CLOSED + NOW),
+    Pair("unraisable", "exec-at-exit", AT_EXIT_EXEC, "raise ValueError(1)"),
+    Pair("unraisable", "sub-interpreter", NESTED, "raise ValueError(1)"),
+    Pair("unraisable", "fork-in-c", FORK_IN_C, "raise ValueError(1)"),
+    Pair("unraisable", "other-record", NOW, command=ELSEWHERE),
+    Pair("unraisable", "before-exec", NOW, command=BEFORE_EXEC),
 ]
 
 PENDING = """
@@ -497,13 +308,17 @@ async def wait():
 async def main():
     task = asyncio.ensure_future(wait())
     await asyncio.sleep(0)
-    {then}
+    FAULT
 loop = asyncio.new_event_loop()
-{around}
+loop.run_until_complete(main())
+loop.close()
+gc.collect()
 """
+LOGGED = "import logging\nlogging.basicConfig(format='%(asctime)s %(name)s: %(message)s')\n"
+CANCELLED = "task.cancel()\n    await asyncio.sleep(0)"
 NEVER = """
 import asyncio
-async def fail(): {fails}
+async def fail(): FAULT
 async def main():
     asyncio.ensure_future(fail())
     await asyncio.sleep(0.01)
@@ -514,13 +329,13 @@ import asyncio
 async def main():
     future = asyncio.get_running_loop().create_future()
     future.set_exception(ValueError("lost"))
-    {then}
+    FAULT
 asyncio.run(main())
 """
 FEEDER = """
 import multiprocessing
 queue = multiprocessing.get_context("fork").Queue()
-queue.put({})
+queue.put(FAULT)
 queue.close()
 queue.join_thread()
 """
@@ -529,134 +344,43 @@ import sys, threading
 if sys.version_info < (3, 11):
     ExceptionGroup = None
 def work():
-    {body}
+    FAULT
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()
 """
+MANY = "raise (ExceptionGroup or ValueError)('many', [ValueError('a')])"
+BY_TEXT = "env -i {python} {program}"
 
 SAID = [
-    Pair(
-        "unraisable",
-        "task-destroyed",
-        PENDING.format(
-            then="", around="loop.run_until_complete(main())\nloop.close()\ngc.collect()"
-        ),
-        PENDING.format(
-            then="task.cancel()\n    await asyncio.sleep(0)",
-            around="loop.run_until_complete(main())\nloop.close()\ngc.collect()",
-        ),
-    ),
-    Pair(
-        "unraisable",
-        "task-destroyed-logged",
-        "import logging\nlogging.basicConfig(format='%(asctime)s %(name)s: %(message)s')\n"
-        + PENDING.format(
-            then="", around="loop.run_until_complete(main())\nloop.close()\ngc.collect()"
-        ),
-        PENDING.format(
-            then="task.cancel()\n    await asyncio.sleep(0)",
-            around="loop.run_until_complete(main())\nloop.close()\ngc.collect()",
-        ),
-    ),
-    Pair(
-        "unraisable",
-        "task-exception",
-        NEVER.format(fails="raise KeyError('lost')"),
-        NEVER.format(fails="pass"),
-    ),
-    Pair(
-        "unraisable",
-        "future-exception",
-        FUTURE.format(then="future = None"),
-        FUTURE.format(then="future.exception()"),
-    ),
-    Pair(
-        "thread-error",
-        "queue-feeder",
-        FEEDER.format("lambda: None"),
-        FEEDER.format("1"),
-    ),
-    Pair(
-        "thread-error",
-        "exception-group",
-        ERRORS.format(body="raise (ExceptionGroup or ValueError)('many', [ValueError('a')])"),
-        ERRORS.format(body="return"),
-    ),
-    Pair(
-        "thread-error",
-        "exception-group-by-text",
-        ERRORS.format(body="raise (ExceptionGroup or ValueError)('many', [ValueError('a')])"),
-        ERRORS.format(body="return"),
-        command="env -i {python} {program}",
-    ),
+    Pair("unraisable", "task-destroyed", PENDING, "pass", CANCELLED),
+    Pair("unraisable", "task-destroyed-logged", LOGGED + PENDING, "pass", CANCELLED),
+    Pair("unraisable", "task-exception", NEVER, "raise KeyError('lost')"),
+    Pair("unraisable", "future-exception", FUTURE, "future = None", "future.exception()"),
+    Pair("thread-error", "queue-feeder", FEEDER, "lambda: None", "1"),
+    Pair("thread-error", "exception-group", ERRORS, MANY),
+    Pair("thread-error", "exception-group-by-text", ERRORS, MANY, command=BY_TEXT),
 ]
 
-SEGFAULT = "import ctypes\nctypes.string_at(0)\n"
-FINE = "import ctypes\nctypes.string_at(b'')\n"
-ABORT = "import os\nos.abort()\n"
+PARENT = "{python} -c 'import subprocess, sys; subprocess.run(sys.argv[1:])' "
+TERMINATES = "import os, sys\nFAULT\n"
+TERMINATE = "sys.stderr.write('terminate called without an active exception\\n')\nos.abort()"
 CRASHED = [
-    Pair(
-        "crash",
-        "in-a-shell",
-        SEGFAULT,
-        FINE,
-        command="{python} {program}; exit 0",
+    *(
+        Pair("crash", name, STRING, "0", "b''", command=command)
+        for name, command in (
+            ("in-a-shell", "{python} {program}; exit 0"),
+            ("in-a-shell-unprobed", "{python} -I {program}; exit 0"),
+            ("fatal-error-of-a-child", PARENT + "{python} -X faulthandler {program}"),
+            ("exit-code-139", "{python} -I {program} 2> /dev/null; exit $?"),
+        )
     ),
-    Pair(
-        "crash",
-        "in-a-shell-unprobed",
-        SEGFAULT,
-        FINE,
-        command="{python} -I {program}; exit 0",
-    ),
-    Pair("crash", "in-sh", ABORT, FINE, command="{python} {program}; exit 0"),
-    Pair("crash", "in-bash", ABORT, FINE, command="bash -c '{python} {program}; exit 0'"),
-    Pair(
-        "crash",
-        "fatal-error-of-a-child",
-        SEGFAULT,
-        FINE,
-        command="{python} -c 'import subprocess, sys; subprocess.run(sys.argv[1:])' "
-        "{python} -X faulthandler {program}",
-    ),
-    Pair(
-        "crash",
-        "terminate-called",
-        "import os, sys\nsys.stderr.write('terminate called without an active exception\\n')\n"
-        "os.abort()\n",
-        FINE,
-        command="{python} -c 'import subprocess, sys; subprocess.run(sys.argv[1:])' "
-        "{python} {program}",
-    ),
-    Pair(
-        "crash",
-        "exit-code-139",
-        SEGFAULT,
-        FINE,
-        command="{python} -I {program} 2> /dev/null; exit $?",
-    ),
+    Pair("crash", "in-sh", OS, "os.abort()", command="{python} {program}; exit 0"),
+    Pair("crash", "in-bash", OS, "os.abort()", command="bash -c '{python} {program}; exit 0'"),
+    Pair("crash", "terminate-called", TERMINATES, TERMINATE, command=PARENT + "{python} {program}"),
 ]
 
-LEAKED = [
-    Pair(
-        "leaked-semaphore",
-        "silenced",
-        SEMAPHORE.format("os._exit(0)"),
-        SEMAPHORE.format("del lock"),
-        command="{python} -W ignore {program}",
-    ),
-    Pair(
-        "leaked-semaphore",
-        "redirected",
-        SEMAPHORE.format("os._exit(0)"),
-        SEMAPHORE.format("del lock"),
-        command="{python} {program} 2> /dev/null",
-    ),
-]
-
-
-CORPUS = [*UNRAISABLE, *CALLBACKS, *ENDINGS, *LEFT_BEHIND, *ATTRIBUTED, *SAID, *CRASHED, *LEAKED]
+CORPUS = [*UNRAISABLE, *CALLBACKS, *ENDINGS, *LEFT_BEHIND, *ATTRIBUTED, *SAID, *CRASHED]
 
 # Nothing is wrong with these, whatever they print.
 CLEAN = {

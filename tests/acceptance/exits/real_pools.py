@@ -1,4 +1,4 @@
-"""Pools of workers: dask, ray, joblib, scikit-learn; those of torch and what stands on it."""
+"""Pools of workers: dask, ray, joblib; those of torch and what stands on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if __name__ == "__main__":
         with Client(cluster) as client:
             assert client.gather(client.map(double, range(4))) == [0, 2, 4, 6]
 """
-LOOPBACK, HERE = "host='127.0.0.1'", "processes=False"
+WHERE = {"processes": "host='127.0.0.1'", "threads": "processes=False"}
 RAY = """
 import ray
 for tries_left in reversed(range(5)):
@@ -51,17 +51,6 @@ def double(x):
 
 if __name__ == "__main__":
     assert Parallel(n_jobs=2, backend="{backend}")(delayed(double)(n) for n in range(4))[3] == 6
-"""
-SKLEARN = """
-from sklearn.datasets import make_classification
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
-
-if __name__ == "__main__":
-    data, labels = make_classification(200, random_state=0)
-    search = GridSearchCV(LogisticRegression(), {{"C": [0.1, 1, 10]}}, n_jobs=2, cv=3)
-    assert search.fit(data, labels).best_score_ > 0.5
-    {end}
 """
 LOADER = """
 import torch
@@ -90,15 +79,6 @@ def work(rank=None, size=None, port=None):
 """
 DESTROY = "dist.destroy_process_group()"
 TORCHRUN_MAIN = "\nif __name__ == '__main__':\n    work()\n"
-SPAWN_MAIN = """
-if __name__ == '__main__':
-    import socket
-    import torch.multiprocessing as mp
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(work, args=(2, port), nprocs=2)
-"""
 TORCHRUN = ("torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 ACCELERATE = """
 from accelerate import Accelerator
@@ -128,32 +108,15 @@ def launched(group: str, name: str, command: tuple[str, ...], source: str, **mor
 
 
 POOLS = [
-    script(
-        "dask",
-        "processes",
-        DASK.format(where=LOOPBACK),
-        "distributed",
-        options=SLOW_SHUTDOWN,
-    ),
-    script(
-        "dask",
-        "threads",
-        DASK.format(where=HERE),
-        "distributed",
-        options=SLOW_SHUTDOWN,
+    *(
+        script("dask", name, DASK.format(where=where), "distributed", options=SLOW_SHUTDOWN)
+        for name, where in WHERE.items()
     ),
     script("ray", "shutdown", RAY + "ray.shutdown()\n", options=SLOW_SHUTDOWN),
     script("ray", "left-to-atexit", RAY, options=SLOW_SHUTDOWN),
-    script("joblib", "loky", JOBLIB.format(backend="loky")),
-    script("joblib", "multiprocessing", JOBLIB.format(backend="multiprocessing")),
-    script("joblib", "threading", JOBLIB.format(backend="threading")),
-    script("scikit-learn", "grid", SKLEARN.format(end="pass"), "sklearn"),
-    script(
-        "scikit-learn",
-        "dirty",
-        DIRTY + SKLEARN.format(end="held = Held()"),
-        "sklearn",
-        **dirty("unraisable"),
+    *(
+        script("joblib", backend, JOBLIB.format(backend=backend))
+        for backend in ("loky", "multiprocessing", "threading")
     ),
     *(
         script(
@@ -172,14 +135,6 @@ POOLS = [
         "not-destroyed",
         TORCHRUN,
         GROUP.format(end="") + TORCHRUN_MAIN,
-        **dirty("process-group-not-destroyed"),
-    ),
-    script("mp.spawn", "destroyed", GROUP.format(end=DESTROY) + SPAWN_MAIN, "torch"),
-    script(
-        "mp.spawn",
-        "not-destroyed",
-        GROUP.format(end="") + SPAWN_MAIN,
-        "torch",
         **dirty("process-group-not-destroyed"),
     ),
     launched("accelerate", "ended", LAUNCH, ACCELERATE.format(end="accelerator.end_training()")),

@@ -43,7 +43,6 @@ THREE = {
     "dirty": AT_EXIT,
 }
 NODE = "const { Worker } = require('worker_threads'); %s"
-JAVA = "public class Main { public static void main(String[] a) throws Exception { %s } }"
 
 TOOLS = [
     Program("jupyter nbconvert", "clean", NBCONVERT, {"in.ipynb": notebook("1 + 1")},
@@ -70,9 +69,4 @@ TOOLS = [
             {"main.js": "require('child_process').spawn('sleep', ['600'], "
                         "{detached: true, stdio: 'ignore'}).unref()"},
             **dirty("orphan-process")),
-    Program("java", "clean", ("java", "Main.java"), {"Main.java": JAVA % "System.out.println(1);"}),
-    Program("java", "code", ("java", "Main.java"), {"Main.java": JAVA % "System.exit(3);"},
-            exit_code=3),
-    Program("java", "quotes-python", ("java", "Main.java"),
-            {"Main.java": JAVA % 'System.err.println("Exception in thread reading is possible");'}),
 ]  # fmt: skip

@@ -27,14 +27,12 @@ SAMPLES = {
     "unraisable-fork",
     "unraisable-exec-of-itself",
     "unraisable-sub-interpreter",
-    "unraisable-alone",
     "unraisable-task-exception",
     "thread-error-exception-group",
     "crash-in-a-shell",
     "crash-fatal-error-of-a-child",
     "leaked-semaphore-silenced",
 }
-HELPER = "import os\n\ndef check():\n    return os.path.exists(None)\n"
 
 
 def _cases() -> list[object]:
@@ -57,7 +55,6 @@ def waits(pair: Pair) -> bool:
 def run(pair: Pair, which: str, python: str, folder: Path) -> ExitReport:
     path = folder / "program.py"
     path.write_text(pair.source(which))
-    (folder / "helper_of_test.py").write_text(HELPER)
     options = {"timeout_s": 120.0, **pair.options}
     if which == "clean":
         options["timeout_s"] = 120.0  # Only what hangs has to wait for the end of its time.
@@ -113,14 +110,13 @@ def test_clean_twin_is_not(pair: Pair, version: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("name", CLEAN)
 def test_what_only_looks_dirty_is_clean(name: str, version: str, tmp_path: Path) -> None:
-    report = run(Pair("", name, "", CLEAN[name]), "clean", PYTHONS[version], tmp_path)
+    report = run(Pair("", name, CLEAN[name]), "clean", PYTHONS[version], tmp_path)
     assert report.clean, f"{report}\n{report.stderr}"
 
 
 def test_exit_code_alone_tells_nothing(tmp_path: Path) -> None:
     """The control: these programs say 0, which is why there is a checker."""
     silent = {"unraisable", "atexit-error", "thread-error"}
-    (tmp_path / "helper_of_test.py").write_text(HELPER)
     path = tmp_path / "program.py"
     for pair in (pair for pair in CORPUS if str(pair) in SAMPLES and pair.id in silent):
         path.write_text(pair.source("dirty"))
@@ -138,7 +134,7 @@ def test_clean_runs_under_load(tmp_path: Path) -> None:
         for _ in range(os.cpu_count() or 2)
     ]
     names = ["prints", "uses real finalizers", "has a daemon thread", "prints a caught traceback"]
-    pairs = [Pair("", name, "", CLEAN[name]) for name in names]
+    pairs = [Pair("", name, CLEAN[name]) for name in names]
     pairs.append(next(pair for pair in CORPUS if pair.id == "leaked-shared-memory"))
 
     def once(number: int) -> ExitReport:

@@ -15,9 +15,9 @@ from acceptance.exits.real_tools import TOOLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 GROUPS = {
-    *("uvicorn", "gunicorn", "celery", "flask", "dask", "ray", "joblib", "scikit-learn"),
-    *("DataLoader", "torchrun", "mp.spawn", "accelerate", "sentence-transformers"),
-    *("jupyter nbconvert", "coverage", "make", "supervisord", "node", "java"),
+    *("uvicorn", "gunicorn", "celery", "flask", "dask", "ray", "joblib"),
+    *("DataLoader", "torchrun", "accelerate", "sentence-transformers"),
+    *("jupyter nbconvert", "coverage", "make", "supervisord", "node"),
 }
 PROGRAMS = [*SERVERS, *POOLS, *TOOLS]
 

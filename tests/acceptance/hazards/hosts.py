@@ -18,21 +18,21 @@ def load():
     return Model()
 x = ModelHost(load)
 """
-
-HOSTS = [
-    Row(
-        "67 a lease that main has not ended",
-        """
+_IN_A_COROUTINE = """
+import asyncio
+async def main():
+    task = asyncio.create_task(x.alease().__aenter__())
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+asyncio.run(main())
+"""
+_BLOCKS = {
+    "67 a lease that main has not ended": """
         x = make()
         lease = x.lease()
         model = lease.__enter__()
-        """,
-        subjects=("host",),
-        control=False,
-    ),
-    Row(
-        "67 a lease that is dropped in a cycle",
-        """
+    """,
+    "67 a lease that is dropped in a cycle": """
         import gc
         gc.disable()
         x = make()
@@ -40,13 +40,8 @@ HOSTS = [
         lease.__enter__()
         lease.cycle = lease
         del lease
-        """,
-        subjects=("host",),
-        control=False,
-    ),
-    Row(
-        "67 a lease of a daemon thread that never ends it",
-        """
+    """,
+    "67 a lease of a daemon thread that never ends it": """
         import threading, time
         x = make()
         lent = threading.Event()
@@ -56,33 +51,12 @@ HOSTS = [
                 time.sleep(600)
         threading.Thread(target=work, daemon=True).start()
         lent.wait()
-        """,
-        subjects=("host",),
-        control=False,
+    """,
+    "68 a load under way in a daemon thread": (
+        _LOADING + "threading.Thread(target=x.load, daemon=True).start()\nbegun.wait()"
     ),
-    Row(
-        "68 a load under way in a daemon thread",
-        _LOADING + "threading.Thread(target=x.load, daemon=True).start()\nbegun.wait()",
-        subjects=("host",),
-        control=False,
-    ),
-    Row(
-        "68 a load that a cancelled coroutine began",
-        _LOADING
-        + """
-import asyncio
-async def main():
-    task = asyncio.create_task(x.alease().__aenter__())
-    while not begun.is_set():
-        await asyncio.sleep(0.01)
-asyncio.run(main())
-""",
-        subjects=("host",),
-        control=False,
-    ),
-    Row(
-        "69 a timer that is about to unload",
-        """
+    "68 a load that a cancelled coroutine began": _LOADING + _IN_A_COROUTINE,
+    "69 a timer that is about to unload": """
         from torch_utils import ModelHost
         class Model:
             def close(self):
@@ -90,13 +64,8 @@ asyncio.run(main())
         x = ModelHost(Model, keep_alive=0.05)
         x.load()
         log("made", 1)
-        """,
-        subjects=("host",),
-        control=False,
-    ),
-    Row(
-        "70 fork, the child lends a model of its own",
-        """
+    """,
+    "70 fork, the child lends a model of its own": """
         import os, sys
         x = make()
         if os.fork() == 0:
@@ -111,13 +80,8 @@ asyncio.run(main())
             with y.lease():
                 sys.exit(0)
         assert os.wait()[1] == 0
-        """,
-        subjects=("host",),
-        control=False,
-    ),
-    Row(
-        "71 a process of its own, lent and left open",
-        """
+    """,
+    "71 a process of its own, lent and left open": """
         from acceptance.hazards.stand_ins import ProcessModel
         from torch_utils import ModelHost
         x = ModelHost(ProcessModel, isolation="process")
@@ -131,8 +95,7 @@ asyncio.run(main())
                 if not _exists(_path):
                     _log("released", 1)
         last = Last()
-        """,
-        subjects=("host",),
-        control=False,
-    ),
-]
+    """,
+}
+
+HOSTS = [Row(name, block, subjects=("host",), control=False) for name, block in _BLOCKS.items()]

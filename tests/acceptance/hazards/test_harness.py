@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from acceptance.hazards.row import Row
 from acceptance.hazards.runner import Runner
-from support.other_pythons import other_pythons
 
 MAKE = "import os; log('made', 1)\n"
 RELEASE = "log('released', 1)\n"
@@ -53,10 +50,3 @@ def test_hang_is_ended() -> None:
     """A program that does not end is killed, and that is its exit code."""
     outcome = Runner(timeout_s=1).run(Row("hang", "import time; time.sleep(100)"), "naive")
     assert "exit code -9, not 0" in outcome.problems
-
-
-def test_other_pythons_are_at_least_the_oldest() -> None:
-    """Only interpreters that run are listed, none older than 3.10."""
-    for version, path in other_pythons().items():
-        assert int(version.split(".")[1]) >= 10
-        assert os.access(path, os.X_OK)

@@ -2,91 +2,47 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 from acceptance.hazards.row import LIGHT, UNLOADED, Row
 
-TORCH_STATES = [
-    Row(
-        "49 torch blocked",
-        """
-        import sys
-        sys.modules["torch"] = None
-        from acceptance.hazards.stand_ins import check
-        check()
-        x = make(check)
-        """,
-        subjects=LIGHT,
-        control=False,
-    ),
-    Row(
-        "49 torch half-imported",
-        """
-        import sys, types
-        from acceptance.hazards.stand_ins import check, torch_with
+START = """
+import sys, types
+from acceptance.hazards.stand_ins import boom, check, torch_with
+"""
+CHECKS = """
+check()
+x = make(check)
+"""
+BROKEN = {
+    "49 torch blocked": "sys.modules['torch'] = None",
+    "49 torch half-imported": """
         torch_with(None)
-        spec = types.SimpleNamespace(_initializing=True)
-        sys.modules["torch"].__spec__ = spec
-        check()
-        x = make(check)
-        """,
-        subjects=LIGHT,
-        control=False,
-    ),
-    Row(
-        "49 torch.cuda is None",
-        """
-        from acceptance.hazards.stand_ins import check, torch_with
-        torch_with(None)
-        check()
-        x = make(check)
-        """,
-        subjects=LIGHT,
-        control=False,
-    ),
-    Row(
-        "49 is_available raises",
-        """
-        import types
-        from acceptance.hazards.stand_ins import boom, check, torch_with
+        sys.modules["torch"].__spec__ = types.SimpleNamespace(_initializing=True)
+    """,
+    "49 torch.cuda is None": "torch_with(None)",
+    "49 is_available raises": """
         torch_with(types.SimpleNamespace(is_available=boom, is_initialized=boom))
-        check()
-        x = make(check)
-        """,
-        subjects=LIGHT,
-        control=False,
-    ),
-    Row(
-        "50 CUDA build without a driver",
-        """
-        import torch
-        torch.version.cuda = "13.0"
-        torch.cuda._is_compiled = lambda: True
-        from acceptance.hazards.stand_ins import check
-        check()
-        x = make(check)
-        """,
-        needs_torch=True,
-        subjects=LIGHT,
-        control=False,
-    ),
-    Row(
-        "51 cleanup imports no torch",
-        """
-        import sys
-        def check():
-            assert "torch" not in sys.modules
-        x = make(check)
-        import atexit, torch_utils
-        atexit.register(torch_utils.safe_cuda_empty_cache)
-        atexit.register(torch_utils.release)
-        atexit.register(check)
-        """,
-        own_process=True,
-        subjects=LIGHT,
-        control=False,
-    ),
-    Row(
-        "51 cleanup initialises no device",
-        """
+    """,
+}
+WITHOUT_DRIVER = """
+import torch
+torch.version.cuda = "13.0"
+torch.cuda._is_compiled = lambda: True
+from acceptance.hazards.stand_ins import check
+"""
+NO_IMPORT = """
+import sys
+def check():
+    assert "torch" not in sys.modules
+x = make(check)
+import atexit, torch_utils
+atexit.register(torch_utils.safe_cuda_empty_cache)
+atexit.register(torch_utils.release)
+atexit.register(check)
+"""
+WITH_TORCH = {
+    "51 cleanup initialises no device": """
         import torch
         def boom(*a):
             raise SystemExit("a context")
@@ -97,14 +53,8 @@ TORCH_STATES = [
         import atexit, torch_utils as t
         t.release(torch.ones(3), collect="full")
         atexit.register(lambda: t.release(torch.ones(3)))
-        """,
-        needs_torch=True,
-        subjects=UNLOADED,
-        control=False,
-    ),
-    Row(
-        "52 forked child after CUDA was used",
-        """
+    """,
+    "52 forked child after CUDA was used": """
         import os, sys, torch
         torch.cuda.is_initialized = lambda: os.getpid() == parent
         parent = os.getpid()
@@ -114,14 +64,8 @@ TORCH_STATES = [
             assert not t.safe_cuda_empty_cache()
             sys.exit(0)
         assert os.wait()[1] == 0
-        """,
-        needs_torch=True,
-        subjects=UNLOADED,
-        control=False,
-    ),
-    Row(
-        "53 parent checks CUDA, then forks",
-        """
+    """,
+    "53 parent checks CUDA, then forks": """
         import os, sys, torch_utils as t
         t.is_cuda_available()
         x = make()
@@ -130,14 +74,8 @@ TORCH_STATES = [
             y = make()
             sys.exit(0)
         assert os.wait()[1] == 0
-        """,
-        needs_torch=True,
-        subjects=UNLOADED,
-        control=False,
-    ),
-    Row(
-        "54 tensors of every kind are held",
-        """
+    """,
+    "54 tensors of every kind are held": """
         import numpy as np, torch
         x = make()
         leaf = torch.ones(9, requires_grad=True)
@@ -148,9 +86,30 @@ TORCH_STATES = [
         import atexit, torch_utils as t
         t.release(kept[1:3])
         atexit.register(t.release, kept)
-        """,
+    """,
+}
+
+TORCH_STATES = [
+    *(
+        Row(name, f"{START}{dedent(block)}{CHECKS}", subjects=LIGHT, control=False)
+        for name, block in BROKEN.items()
+    ),
+    Row(
+        "50 CUDA build without a driver",
+        WITHOUT_DRIVER + CHECKS,
         needs_torch=True,
-        subjects=UNLOADED,
+        subjects=LIGHT,
         control=False,
+    ),
+    Row(
+        "51 cleanup imports no torch",
+        NO_IMPORT,
+        own_process=True,
+        subjects=LIGHT,
+        control=False,
+    ),
+    *(
+        Row(name, block, needs_torch=True, subjects=UNLOADED, control=False)
+        for name, block in WITH_TORCH.items()
     ),
 ]

@@ -31,7 +31,6 @@ from acceptance.search.reference import (
     GivenVectors,
     check_all,
     filled,
-    matches,
     normal,
     numbered,
 )
@@ -318,15 +317,12 @@ class Stub:
     def add(self, texts: Any, metadata: Any, ids: Any) -> None:
         self.documents += zip(ids, texts, metadata, strict=True)
 
-    def search(
-        self, query: str, top_k: int, where: Any = None, mode: str = ""
-    ) -> list[SearchResult]:
+    def search(self, query: str, top_k: int, mode: str) -> list[SearchResult]:
         names, texts, metadata = zip(*self.documents, strict=True)
         scores = self.scores(self.model.embed_documents(texts), self.model.embed_query(query))
-        order = [n for n in self.order(names, scores) if not where or matches(metadata[n], where)]
         return [
             SearchResult(rank, float(scores[n]), names[n], texts[n], metadata[n])
-            for rank, n in enumerate(order[:top_k], start=1)
+            for rank, n in enumerate(self.order(names, scores)[:top_k], start=1)
         ]
 
     def search_batch(self, queries: Any, *arguments: Any, **options: Any) -> Any:
@@ -343,13 +339,6 @@ class Stub:
 class TiesByPlace(Stub):
     def order(self, names: Any, scores: Any) -> list[int]:
         return np.argsort(-scores, kind="stable").tolist()
-
-
-class FiltersAfterwards(Stub):
-    def search(
-        self, query: str, top_k: int, where: Any = None, mode: str = ""
-    ) -> list[SearchResult]:
-        return [each for each in super().search(query, top_k) if matches(each.metadata, where)]
 
 
 def rounded(vectors: Any) -> Any:
@@ -388,27 +377,19 @@ class RescoresTooFew(Rescores):
 
 
 @pytest.mark.parametrize(
-    ("naive", "right", "model", "options"),
+    ("naive", "right", "model"),
     [
-        (Rounds, Stub, GivenVectors(normal(3_000, 64), normal(3, 64, 1)), {}),
-        (Rounds, Stub, GivenVectors(shaped("close", 300, 7, 0), normal(3, 7, 1)), {}),
-        (RescoresTooFew, Rescores, misleading("int8"), {}),
-        (TiesByPlace, Stub, GivenVectors(np.ones((30, 4)), normal(1, 4)), {}),
-        (
-            FiltersAfterwards,
-            Stub,
-            GivenVectors(normal(300, 4), normal(1, 4)),
-            {"where": {"hundred": 3}},
-        ),
+        (Rounds, Stub, GivenVectors(normal(3_000, 64), normal(3, 64, 1))),
+        (Rounds, Stub, GivenVectors(shaped("close", 300, 7, 0), normal(3, 7, 1))),
+        (RescoresTooFew, Rescores, misleading("int8")),
+        (TiesByPlace, Stub, GivenVectors(np.ones((30, 4)), normal(1, 4))),
     ],
-    ids=["rounds", "rounds close ones", "bound too small", "ties by place", "filters afterwards"],
+    ids=["rounds", "rounds close ones", "bound too small", "ties by place"],
 )
-def test_naive_retrievers_fail_the_check(
-    naive: Any, right: Any, model: GivenVectors, options: Any
-) -> None:
+def test_naive_retrievers_fail_the_check(naive: Any, right: Any, model: GivenVectors) -> None:
     retriever = right(model)
-    check_all(retriever, filled(retriever, model), 10, **options)
+    check_all(retriever, filled(retriever, model), 10)
     retriever = naive(model)
     index = filled(retriever, model)
     with pytest.raises(AssertionError):
-        check_all(retriever, index, 10, **options)
+        check_all(retriever, index, 10)

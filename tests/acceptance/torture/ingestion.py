@@ -25,7 +25,6 @@ import numpy as np
 
 from acceptance.torture.saves import check_size, size_of
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
-from support.full_disk import files_of_at_most
 from support.interrupts import Place, interrupt_everywhere
 from support.programs import Result
 from support.rag_command import IMPORT_MAIN, info, rag_demo, succeed, write_lines
@@ -187,30 +186,6 @@ def torture_signals(runs: int, model: Path, seed: int = 0, count: int = 4500) ->
     return {"runs": runs, "exit_codes": dict(codes), "different_states": len(states)}
 
 
-def torture_full_disk(
-    attempts: int, model: Path, seed: int = 0, count: int = 100
-) -> dict[str, Any]:
-    """Ingest where no file may grow beyond some size: one line, and a consistent index."""
-    chance = random.Random(seed)
-    codes: Counter[int] = Counter()
-    with tempfile.TemporaryDirectory() as name:
-        source, folder = Source(Path(name), model, count), Path(name, "index")
-        source.finish(folder, 0)
-        clean = size_of(folder)
-        for number in range(1, attempts + 1):
-            command = source.command(folder, number % 2)
-            with files_of_at_most(int(clean ** chance.uniform(0, 1.1))):
-                done = rag_demo(*command)
-            codes[done.returncode] += 1
-            if done.returncode:
-                assert done.returncode == 2, str(done)
-                assert done.stderr.startswith("rag-demo: error: "), str(done)
-                assert done.stderr.count("\n") == 1, str(done)
-            source.check(folder, there_before=True)
-        source.finish(folder, 1)
-    return {"attempts": attempts, "exit_codes": dict(codes)}
-
-
 if __name__ == "__main__":
     runs, seed = int(sys.argv[1]), int(time.time())
     print(f"seed: {seed}", flush=True)
@@ -220,7 +195,6 @@ if __name__ == "__main__":
             "seed": seed,
             "interrupts": torture_interrupts(3 * runs, tiny),
             "signals": torture_signals(runs, tiny, seed),
-            "full_disks": torture_full_disk(runs, tiny, seed),
         }
     print(result)
     from benchmarks.results_file import write

@@ -1,6 +1,6 @@
 """What must hold of a saved index, whatever happens to the save or to its files.
 
-After a kill, an interrupt, a full disk or a second writer the folder holds the old index or the new
+After a kill, a full disk or a second writer the folder holds the old index or the new
 one, and all of it. A folder with damaged files gives the right answers or one error that names it.
 
 ``make torture-save`` and ``make fuzz-index`` run this at length, the tests for a short time.
@@ -26,7 +26,6 @@ import numpy as np
 
 from rag_demo import PyTorchGPURetriever, RagDemoError
 from support.full_disk import files_of_at_most
-from support.interrupts import Place, interrupt_everywhere
 from support.waiting import wait_for
 from support.zygotes import Zygotes
 
@@ -227,36 +226,6 @@ def torture_full_disk(attempts: int, seed: int = 0, count: int = 200) -> dict[st
     return {"attempts": 2 * attempts, "failed": failed}
 
 
-def torture_interrupts(at_most: int, count: int = 3) -> dict[str, float]:
-    """Interrupt a save at each Nth instruction: the old index or the new one."""
-    seen: set[bool] = set()
-    number = 0
-    with (
-        tempfile.TemporaryDirectory() as name,
-        PyTorchGPURetriever(Model(), device="cpu") as retriever,
-    ):
-        folder = Path(name, "index")
-        fill(retriever, 0, count)
-        retriever.save(folder)
-
-        def check(place: Place) -> None:
-            nonlocal number
-            before, number = number, number + 1
-            fill(retriever, number, count)
-            place.run(lambda: retriever.save(folder))
-            found = check_whole(folder, count)
-            assert found in (before, number), place
-            seen.add(found == number)
-            retriever.save(folder)
-            assert check_whole(folder, count) == number, place
-
-        places = interrupt_everywhere(
-            check, package="rag_demo", minimum=min(at_most // 2, 500), at_most=at_most
-        )
-        assert seen == {False, True}
-    return {"places": places}
-
-
 def mutate(content: bytes, chance: random.Random) -> bytes:
     """Change a file as strangers, disks and transfers do."""
     data = bytearray(content)
@@ -332,7 +301,6 @@ def fuzz_index(damages: int, seed: int = 0, count: int = 40) -> dict[str, float]
 def torture_save(runs: int, seed: int = 0) -> dict[str, Any]:
     return {
         "kills": torture_kills(runs, seed),
-        "interrupts": torture_interrupts(5 * runs),
         "full_disks": torture_full_disk(runs, seed),
         "writers": torture_writers(runs),
     }

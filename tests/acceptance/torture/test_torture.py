@@ -22,11 +22,6 @@ def test_killed_save_leaves_a_whole_index() -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_save_leaves_the_old_or_the_new_index() -> None:
-    assert saves.torture_interrupts(30)["places"] >= 15
-
-
-@pytest.mark.slow
 def test_save_on_a_full_disk_leaves_the_old_index() -> None:
     result = saves.torture_full_disk(8)
     assert 0 < result["failed"] < result["attempts"]
@@ -52,11 +47,6 @@ def test_interrupted_ingestion_leaves_a_consistent_index(tiny_model: Path) -> No
 
 
 @pytest.mark.slow
-def test_ingestion_on_a_full_disk_leaves_a_consistent_index(tiny_model: Path) -> None:
-    assert ingestion.torture_full_disk(6, tiny_model)["exit_codes"][2] > 0
-
-
-@pytest.mark.slow
 def test_ingestion_that_gets_signals_leaves_a_consistent_index(tiny_model: Path) -> None:
     assert ingestion.torture_signals(2, tiny_model)["runs"] == 2
 
@@ -75,16 +65,6 @@ def test_control_wrong_vector_of_a_save_is_noticed(tmp_path: Path) -> None:
     assert check_whole(tmp_path / "i", 40) == 1
     save(tmp_path / "i", 1, 40, Careless())
     with pytest.raises(AssertionError, match="wrong vectors"):
-        check_whole(tmp_path / "i", 40)
-
-
-def test_control_mixture_of_two_saves_is_noticed(tmp_path: Path) -> None:
-    """Documents of one save among those of another."""
-    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
-        saves.fill(retriever, 1, 40)
-        retriever.add(["save2 document 7"], [{"save": 2, "row": 7}], ["id7"])
-        retriever.save(tmp_path / "i")
-    with pytest.raises(AssertionError):
         check_whole(tmp_path / "i", 40)
 
 
