@@ -58,10 +58,12 @@ def make_environment(row: str, folder: Path) -> Path:
     return python
 
 
-def run_tests(python: Path, paths: list[str], report: Path) -> dict[str, object]:
-    """Run the tests that are not slow; return their counts and the names of failed tests."""
+def run_tests(
+    python: Path, paths: list[str], report: Path, marks: str = "not slow"
+) -> dict[str, str]:
+    """Run the tests with these marks; return the outcome of each."""
     command = [str(python), "-m", "pytest", "-q", "-n", "4", "--no-loadscope-reorder", *paths]
-    command += ["--dist", "loadgroup", "-m", "not slow", f"--junitxml={report}"]
+    command += ["--dist", "loadgroup", "-m", marks, f"--junitxml={report}"]
     report.unlink(missing_ok=True)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
@@ -73,10 +75,7 @@ def run_tests(python: Path, paths: list[str], report: Path) -> dict[str, object]
         failed = "failed" if tags & {"failure", "error"} else ""
         name = f"{case.attrib['classname'].rpartition('.')[2]}::{case.attrib['name']}"
         outcomes[name] = failed or ("skipped" if "skipped" in tags else "passed")
-    return {
-        **Counter(outcomes.values()),
-        "names_of_failed": [name for name, outcome in outcomes.items() if outcome == "failed"],
-    }
+    return outcomes
 
 
 def packages_of(python: Path) -> dict[str, str]:
@@ -112,8 +111,10 @@ def main(folder_to_keep: str | None = None) -> int:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(folder_to_keep or temporary, row).absolute()
             python = make_environment(row, folder)
-            counts = run_tests(python, ROWS[row][3], folder / "report.xml")
-            rows[row] = {**packages_of(python), **counts}
+            outcomes = run_tests(python, ROWS[row][3], folder / "report.xml")
+            failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
+            counts = Counter(outcomes.values())
+            rows[row] = {**packages_of(python), **counts, "names_of_failed": failed}
     write(RESULT, {"rows": rows})
     print(*summarise(rows), sep="\n")
     return int(any(rows[row].get("failed") for row in chosen))
