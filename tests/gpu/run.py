@@ -8,11 +8,8 @@ The folder in ``RESULTS`` receives ``tests.json``, with the description of the m
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -55,45 +52,6 @@ def paths(folder: Path) -> str:
     return os.pathsep.join([*PATHS, str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-def entry_points(folder: Path) -> Path:
-    """Write the metadata of an installation, by which pytest finds the plug-in."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = folder / "torch_cleanup-0.0.0.dist-info"
-    info.mkdir()
-    about = "Metadata-Version: 2.1\nName: torch-cleanup\nVersion: 0.0.0\n"
-    (info / "METADATA").write_text(about, encoding="utf-8")
-    lines = ["[pytest11]", *(f"{k} = {v}" for k, v in project["entry-points"]["pytest11"].items())]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
-
-
-def found() -> dict[str, Any]:
-    """Return the optional packages and the GPU, without which some tests are skipped."""
-    modules = {name: has(name) for name in ("pynvml", "cupy", "triton", "accelerate")}
-    smi = shutil.which("nvidia-smi") or "nvidia-smi"
-    about = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        gpu = subprocess.run(about, capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        gpu = ""
-    return {**modules, "compiler": shutil.which("cc"), "gpu": gpu.splitlines()}
-
-
-def installed() -> bool:
-    return any(
-        point.name == "clean_exit" for point in importlib.metadata.entry_points(group="pytest11")
-    )
-
-
 def on_device(
     folder: Path,
     kind: str,
@@ -134,10 +92,8 @@ def main(*, rehearse: bool, only: str = "") -> int:
         return 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if not installed():
-            entry_points(folder)
         kind = "rehearsal" if rehearse else "cuda"
-        result: dict[str, Any] = {"machine": machine(), "found": found()}
+        result: dict[str, Any] = {"machine": machine()}
         result["gpu_tests"] = on_device(folder, kind, started + GPU_S, only)
         result["seconds"] = round(time.monotonic() - started)
         _write(result, rehearse)

@@ -55,11 +55,6 @@ def settings(value: str) -> dict[str, str]:
 
 
 @slow_rehearsal
-def test_default_allocator_returns_memory(device: Any) -> None:
-    device.assert_clean(device.run(SCOPE))
-
-
-@slow_rehearsal
 def test_expandable_segments_are_unmapped(device: Any) -> None:
     device.assert_clean(device.run(SCOPE, env=settings("expandable_segments:True")))
 

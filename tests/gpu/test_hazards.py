@@ -42,27 +42,6 @@ atexit.register(lambda: model.model(device.inputs(model.model)))
 
 
 @slow_rehearsal
-def test_uncollected_cycle_is_closed_at_exit(device: Any) -> None:
-    run(device, "gc.disable()\nmodel = Model(); model.me = model\ndel model\n")
-
-
-@slow_rehearsal
-def test_models_with_queued_kernels_are_released(device: Any) -> None:
-    """One model is released by its `with` block, the other one at exit."""
-    run(
-        device,
-        """
-kept = Model()
-with Model() as model, device.other_stream():
-    device.keep_busy()
-    outputs = model.model(device.inputs(model.model))
-    device.keep_busy()
-""",
-        released=2,
-    )
-
-
-@slow_rehearsal
 def test_late_destructors_empty_caches_silently(device: Any) -> None:
     run(
         device,
@@ -98,15 +77,6 @@ def test_control_unsafe_destructor_prints_errors(device: Any) -> None:
     device.make_context()
     """)
     assert "Exception ignored" in result.stderr, str(result)
-
-
-@slow_rehearsal
-def test_unhandled_oom_error_prints_one_traceback(device: Any) -> None:
-    result = device.run(RESOURCE + "model = Model()\ndevice.take(2 * device.capacity_bytes())\n")
-    assert result.returncode == 1, str(result)
-    assert result.stdout == "released\n", str(result)
-    assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
-    assert "Exception ignored" not in result.stderr, str(result)
 
 
 @slow_rehearsal
@@ -165,22 +135,3 @@ def test_spawned_workers_close_their_own_models(device: Any) -> None:
     result = programs.run(f"COUNT = {count}\n{program}", as_file=True)
     device.assert_clean(result)
     assert result.stdout == "released\n" * count, str(result)
-
-
-@slow_rehearsal
-def test_new_thread_can_release_a_model(device: Any) -> None:
-    """The thread has not used the device before."""
-    run(
-        device,
-        """
-import threading
-device.make_context()
-device.settle()
-before = device.reserved_bytes()
-model = Model()
-thread = threading.Thread(target=model.close)
-thread.start()
-thread.join()
-assert device.reserved_bytes() == before, device.reserved_bytes() - before
-""",
-    )

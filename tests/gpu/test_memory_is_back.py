@@ -188,14 +188,6 @@ def test_thorough_release_frees_cuda_graph_in_a_cycle(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
-def test_repeated_scopes_do_not_grow_memory(device: Any) -> None:
-    before = device.reserved_bytes()
-    for _ in range(10):
-        with SafePyTorchCleanup() as scope:
-            scope.manage(device.model(device.model_bytes // 16))
-    assert device.reserved_bytes() == before
-
-
 @slow_rehearsal
 def test_thorough_scope_frees_compiled_model(device: Any) -> None:
     """Compiled code, its constants and its CUDA graphs are freed as well."""
