@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from clean_exit import check
 from support.programs import ROOT, assert_clean, run, run_forked
 
 DOCS = ROOT / "docs"
@@ -87,21 +86,6 @@ def test_page_is_up_to_date(page: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_no_page_has_an_unfilled_placeholder() -> None:
     assert [page.name for page in PAGES if "{{" in page.read_text(encoding="utf-8")] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [block for block in python_blocks() if "README" in block.id])
-def test_readme_block_exits_cleanly(block: str) -> None:
-    """In a fresh interpreter under clean-exit, as README.md tells its readers to run programs."""
-    need_imports(block)
-    env = {**os.environ, "TQDM_DISABLE": "1"}
-    report = check(["-c", block], timeout_s=600, max_shutdown_s=300, env=env)
-    assert (report.exit_code, report.stderr) == (0, ""), f"{report}\n{report.stderr}"
-
-
-def test_expected_output_is_compared() -> None:
-    assert expected_output("print(1)  # one\nprint(2)\n# 1\n# 2\n") == "1\n2\n"
-    assert expected_output("# a comment\nprint(1)\n") == ""
 
 
 def test_tutorial_about_exits_shows_the_real_error(tmp_path: Path) -> None:

@@ -81,19 +81,6 @@ def test_make_uses_first_python_that_is_new_enough(folder: Path) -> None:
 
 
 @needs_new_python
-def test_targets_divide_the_tests_without_overlap(folder: Path) -> None:
-    (folder / "bin" / "python3.11").symlink_to(sys.executable)
-    output = make(folder, "--dry-run", "test", "test-all").stdout
-    lines = [line for line in output.splitlines() if " -m pytest " in line]
-    marks = [line.partition("--dist loadgroup ")[2].strip() for line in lines]
-    assert marks == [
-        '-m "not slow"',
-        '-m "slow and not real"',
-        "-m real",
-    ]
-
-
-@needs_new_python
 def test_constraints_pin_every_dependency() -> None:
     import tomllib
 

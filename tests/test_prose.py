@@ -36,20 +36,15 @@ FILES = {
 }
 
 
-def prose(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "docs" / "prose.py"), str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", FILES)
-def test_prose_reports_dirty_text_only(tmp_path: Path, case: str) -> None:
-    name, dirty, clean = FILES[case]
-    path = tmp_path / name
-    path.write_text(dirty)
-    done = prose(tmp_path)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith(f"{path}:") and done.stdout.count("\n") == 1
-    path.write_text(clean)
-    done = prose(tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+@pytest.mark.parametrize("dirty", [True, False])
+def test_prose_reports_dirty_text_only(tmp_path: Path, dirty: bool) -> None:
+    paths = []
+    for name, text, clean in FILES.values():
+        paths.append(tmp_path / f"{len(paths)}{name}")
+        paths[-1].write_text(text if dirty else clean)
+    command = [sys.executable, str(ROOT / "docs" / "prose.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = sorted(line.partition(":")[0] for line in done.stdout.splitlines())
+    assert found == (sorted(map(str, paths)) if dirty else []), done.stdout
+    assert (done.returncode, done.stderr) == (int(dirty), "")
