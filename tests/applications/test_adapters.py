@@ -28,17 +28,6 @@ def check_lora(python: str, how: str = "scope", mutant: str | None = None) -> No
     assert facts["grown_mb"] < 60
 
 
-def check_prompt(
-    python: str, user: str = "another_prompt", how: str = "scope", mutant: str | None = None
-) -> None:
-    """Retire one learned prompt; another user of the base model gets the same answers."""
-    facts = run_application("prompt_tuned", user, how, mutant=mutant, python=python)
-    assert facts["prompt_alive_mb"] == 0
-    assert facts["freed_mb"] > 25
-    assert facts["is_base_alive"]
-    assert facts["is_right"]
-
-
 @pytest.mark.parametrize("how", ["scope", "release"])
 def test_retired_adapter_is_freed_and_the_other_still_works(
     applications_python: str, how: str
@@ -46,24 +35,10 @@ def test_retired_adapter_is_freed_and_the_other_still_works(
     check_lora(applications_python, how)
 
 
-def test_retired_prompt_is_freed_and_the_other_still_works(applications_python: str) -> None:
-    check_prompt(applications_python)
-
-
-def test_base_model_of_a_plain_object_outlives_an_adapter(applications_python: str) -> None:
-    check_prompt(applications_python, "plain_object", "release")
-
-
 @pytest.mark.parametrize("mutant", ["leak", "break_sharing", "skip_destructor"])
 def test_sees_a_broken_product(applications_python: str, mutant: str) -> None:
     with pytest.raises(AssertionError):
         check_lora(applications_python, mutant=mutant)
-
-
-@pytest.mark.parametrize("mutant", ["leak", "break_sharing"])
-def test_prompts_see_a_broken_product(applications_python: str, mutant: str) -> None:
-    with pytest.raises(AssertionError):
-        check_prompt(applications_python, mutant=mutant)
 
 
 def test_program_of_the_documentation_runs(applications_python: str, tmp_path: Path) -> None:

@@ -82,25 +82,10 @@ def check(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_call_in_flight_ends_after_a_signal(tmp_path: Path, number: int) -> None:
-    check(tmp_path, number=number)
-
-
-@pytest.mark.slow
-def test_call_in_flight_ends_after_an_interrupt_of_the_group(tmp_path: Path) -> None:
-    check(tmp_path, "group", signal.SIGINT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_call_in_flight_ends_after_a_signal_to_the_group(tmp_path: Path, number: int) -> None:
-    check(tmp_path, "group", number)
-
-
-@pytest.mark.slow
-def test_call_in_flight_ends_under_timeout(tmp_path: Path) -> None:
-    check(tmp_path, "timeout")
+@pytest.mark.parametrize("to", ["program", "group", "timeout"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_call_in_flight_ends_after_a_signal(tmp_path: Path, to: str, name: str) -> None:
+    check(tmp_path, to, signal.Signals[name])
 
 
 @pytest.mark.slow

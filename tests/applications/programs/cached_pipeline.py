@@ -1,4 +1,4 @@
-"""An embedder around a transformers pipeline, behind a cache: cached_pipeline.py MODEL HOW."""
+"""An embedder around a transformers pipeline, behind a cache: cached_pipeline.py HOW MODEL."""
 
 import sqlite3
 import sys
@@ -12,7 +12,7 @@ from transformers.utils import logging
 from applications.measure import Storages, anonymous_mb, settle, tell
 from torch_utils import ModelHost, Resource, TorchUtilsError, release
 
-MODEL, HOW = sys.argv[1:]
+HOW, MODEL = sys.argv[1:]
 TEXTS = ["give memory back", "the capital of france"]
 written: list[int] = []
 
@@ -85,9 +85,8 @@ def main() -> None:
         host = ModelHost(get_embedder)
         with host.lease() as leased:
             assert leased is embedder
-        size_mb = host.status().nbytes / 1e6
+        assert host.status().nbytes > 60e6
         host.unload()
-        tell(size_mb=size_mb)
     tell(
         alive_mb=weights.alive_mb(),
         grown_mb=anonymous_mb() - before,
@@ -100,7 +99,9 @@ def main() -> None:
         try:
             host.lease().__enter__()
         except TorchUtilsError as error:
-            tell(refusal=str(error))
+            assert "do not cache it" in str(error)
+        else:
+            raise AssertionError("the cached model was leased again")
         get_embedder.cache_clear()
         with host.lease() as leased:
             again = leased.embed(TEXTS)

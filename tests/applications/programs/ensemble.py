@@ -41,7 +41,7 @@ def main() -> None:
     expected = small(features).detach().clone()
     heads = Storages(large.head.parameters())
 
-    if sys.argv[1:] == ["release"]:
+    if sys.argv[1] == "release":
         release(large)
     else:
         with SafePyTorchCleanup() as scope:

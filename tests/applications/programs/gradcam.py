@@ -72,13 +72,12 @@ def main() -> None:
     model(images)[:, 1].sum().backward()
     heat = cam.heat().shape
     maps = Storages(cam.maps.values())
-    held_mb = maps.alive_mb()
+    assert maps.alive_mb() > 60
     if HOW != "closable":
         cam.remove_hooks()
     release(cam.maps if HOW == "maps" else cam)
 
     tell(
-        held_mb=held_mb,
         alive_mb=maps.alive_mb(),
         grown_mb=anonymous_mb() - before,
         heat=list(heat),

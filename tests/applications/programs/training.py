@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from applications.measure import Storages, anonymous_mb, settle, tell
 from torch_utils import Resource, SafePyTorchCleanup
 
-FOLDER = Path(sys.argv[1])
+FOLDER = Path(sys.argv[2])
 EPOCHS = 2
 
 
