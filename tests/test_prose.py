@@ -39,7 +39,7 @@ FILES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("dirty", [True, False])
 def test_prose_reports_dirty_text_only(tmp_path: Path, dirty: bool) -> None:
-    paths = []
+    paths: list[Path] = []
     for name, text, clean in FILES.values():
         paths.append(tmp_path / f"{len(paths)}{name}")
         paths[-1].write_text(text if dirty else clean)

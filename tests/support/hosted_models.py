@@ -32,16 +32,8 @@ class Model:
     def __call__(self, value):
         return [value]
 
-    def keep(self, value):
-        self.kept = value
-
     def pid(self):
         return os.getpid()
-
-    def ones(self, count):
-        import numpy as np
-
-        return np.ones(count, np.uint8)
 
     def fail(self, kind="ValueError"):
         if kind == "Picky":
