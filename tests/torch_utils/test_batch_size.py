@@ -91,24 +91,6 @@ def test_other_errors_are_raised() -> None:
     assert tried == [128]
 
 
-def test_restore_after_successes_increases_the_size() -> None:
-    limit = 4
-    tried: list[int] = []
-
-    @find_batch_size(starting_batch_size=16, restore_after=2)
-    def work(batch_size: int) -> None:
-        tried.append(batch_size)
-        if batch_size > limit:
-            out_of_memory()
-
-    work()
-    work()
-    limit = 100
-    for _ in range(6):
-        work()
-    assert tried == [16, 8, 4, 4, 8, 8, 16, 16, 16, 16]
-
-
 def test_failed_try_is_freed_before_caches_are_emptied() -> None:
     alive: list[bool] = []
     storages: list[StorageWeakRef] = []
@@ -148,33 +130,6 @@ def test_size_that_fits_into_a_real_limit_is_found() -> None:
     assert tried[0] == 64 and len(tried) > 1, tried
     """
     assert_clean(run_forked(program))
-
-
-def test_older_memory_error_is_not_a_failed_try() -> None:
-    tried: list[int] = []
-
-    @find_batch_size(starting_batch_size=8)
-    def work(batch_size: int, cause: BaseException | None) -> None:
-        tried.append(batch_size)
-        raise ValueError("not about memory") from cause
-
-    def run_out() -> None:
-        tensor = torch.ones(10)
-        raise MemoryError(StorageWeakRef(tensor.untyped_storage()))
-
-    try:
-        run_out()
-    except MemoryError as older:
-        with pytest.raises(ValueError, match="not about memory") as caught:
-            work(None)
-        assert caught.value.__context__ is older
-        assert tried == [8]
-        assert not older.args[0].expired()
-        # Who names it as the cause says that memory ran out.
-        with pytest.raises(RuntimeError, match="No executable batch size"):
-            work(older)
-        assert tried == [8, 8, 4, 2, 1]
-        assert not older.args[0].expired()
 
 
 def test_factor_applies_down_and_up() -> None:

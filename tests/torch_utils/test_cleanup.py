@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import TIMEOUT_S, assert_clean, run
+from support.programs import assert_clean, run
 from support.releasing import weak
 from support.threads import in_threads
 from torch_utils import (
@@ -301,27 +301,6 @@ def test_coroutine_in_a_plain_with_is_an_error_in_the_report() -> None:
     assert "use `async with`" in str(scope.report.errors[0])
 
 
-def test_any_awaitable_that_a_callback_returns_is_awaited() -> None:
-    awaited: list[str] = []
-
-    class Awaitable:
-        def __await__(self) -> Any:
-            yield from asyncio.sleep(0).__await__()
-            awaited.append("object")
-
-    async def main() -> None:
-        async def task() -> None:
-            awaited.append("task")
-
-        async with SafePyTorchCleanup() as scope:
-            scope.callback(Awaitable)
-            scope.callback(lambda: asyncio.ensure_future(task()))
-        assert scope.report.errors == ()
-
-    asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
-    assert awaited == ["task", "object"]
-
-
 def test_cancellation_skips_no_step() -> None:
     order: list[str] = []
     tensor = torch.ones(5)
@@ -404,16 +383,6 @@ def test_scope_is_reusable_after_its_block() -> None:
             tensor = scope.manage(torch.ones(size))
         assert tensor.numel() == 0
         assert scope.report.freed_bytes == {"host": 4 * size}
-
-
-def test_other_threads_may_manage_in_an_open_block() -> None:
-    made: list[torch.Tensor] = []
-    with SafePyTorchCleanup() as scope:
-        thread = threading.Thread(target=lambda: made.append(scope.manage(torch.ones(5))))
-        thread.start()
-        thread.join()
-        assert made[0].numel() == 5
-    assert made[0].numel() == 0
 
 
 def test_entering_an_open_scope_is_refused_and_leaves_it_open() -> None:
@@ -515,22 +484,3 @@ def test_cancellation_of_the_cleanup_after_a_failed_block_is_raised() -> None:
 
     asyncio.run(main())
     assert ran == ["last"]
-
-
-def test_torch_imported_in_the_block_is_counted() -> None:
-    result = run("""
-    from torch_utils import SafePyTorchCleanup
-    def late():
-        import torch
-        from torch_utils import release
-        release(torch.nn.Linear(10, 10))
-    with SafePyTorchCleanup() as scope:
-        scope.callback(late)
-    print(scope.report.freed_bytes)
-    with SafePyTorchCleanup() as scope:
-        import torch
-        scope.manage(torch.nn.Linear(10, 10))
-    print(scope.report.freed_bytes)
-    """)
-    assert_clean(result)
-    assert result.stdout == "{'host': 440}\n" * 2

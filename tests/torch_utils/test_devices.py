@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,29 +85,6 @@ def test_cuda_is_unavailable_in_forked_child_after_use(
         info = get_device_info()
         assert (info["cuda_available"], info["backend"], info["device_count"]) == (False, "cpu", 0)
         assert (info["current_device"], info["memory"]) == (None, {})
-
-
-@pytest.mark.parametrize("chosen", [None, "0"])
-def test_availability_check_keeps_cuda_in_later_forks(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, chosen: str | None
-) -> None:
-    asked: list[str] = []
-    variable = "PYTORCH_NVML_BASED_CUDA_CHECK"
-    if chosen is None:
-        monkeypatch.delenv(variable, raising=False)
-    else:
-        monkeypatch.setenv(variable, chosen)
-    before = dict(os.environ)
-
-    def answer(name: str, value: int) -> int:
-        assert dict(os.environ) == before, "other threads would see this"
-        asked.append(name)
-        return value
-
-    fake.cuda.is_available = lambda: bool(answer("is_available", 0))
-    fake.cuda.device_count = lambda: answer("device_count", 2)
-    assert is_cuda_available() is (chosen is None)
-    assert asked == (["device_count"] if chosen is None else ["is_available"])
 
 
 def raising(*args: object) -> Any:

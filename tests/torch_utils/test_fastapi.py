@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from support.clean_exit import ExitReport, check
+from support.clean_exit import check
 from support.hosting_stub import Stub
 from support.programs import IMPORT_PATH, run
 from support.waiting import wait_for
@@ -61,24 +61,6 @@ def test_lifespan_closes_in_reverse_order_in_another_thread() -> None:
     assert state["model"].closed
     assert [name for name, _ in closed] == ["second", "first"]
     assert all(thread is not threading.main_thread() for _, thread in closed)
-
-
-def test_loop_continues_during_the_cleanup() -> None:
-    answered = threading.Event()
-
-    @lifespan
-    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
-
-        def closer() -> None:
-            loop.call_soon_threadsafe(answered.set)
-            assert answered.wait(60)
-
-        scope.callback(closer)
-        yield
-
-    serve(models)
-    assert answered.is_set()
 
 
 def test_coroutine_callbacks_run_in_the_loop() -> None:
@@ -256,111 +238,6 @@ def test_interrupted_loop_leaves_resources_to_the_exit() -> None:
     assert "'closer' was never awaited" not in done.stderr, str(done)
 
 
-# Real servers
-
-APPLICATION = """
-import os, pathlib, signal, sys, threading
-from torch_utils import Resource
-from torch_utils.fastapi import lifespan
-
-FOLDER = pathlib.Path(__file__).parent
-
-class Model(Resource):
-    def __init__(self, name):
-        self.name = name
-
-    def _release(self):
-        # In one piece: workers share stderr.
-        os.write(2, f"released {self.name} {os.getpid()}\\n".encode())
-
-@lifespan(deadline_s=60)
-async def models(app, scope):
-    scope.manage(Model("older"))
-    scope.manage(Model("newer"))
-    if os.environ.get("AGAIN"):  # A second Ctrl-C, while things are being closed.
-        scope.callback(os.kill, os.getpid(), signal.SIGINT)
-    (FOLDER / f"started-{os.getpid()}").touch()
-    yield
-    os.write(2, f"stopping {os.getpid()}\\n".encode())
-
-def application():
-    from starlette.applications import Starlette
-    return Starlette(lifespan=models)
-
-app = application()
-"""
-
-
-def run_server(
-    tmp_path: Path, server: list[str], stop: signal.Signals, processes: int = 1, **env: str
-) -> ExitReport:
-    """Run the application in a server until this number of processes has started."""
-    (tmp_path / "application.py").write_text(APPLICATION)
-    words = [word.format(folder=tmp_path) for word in server]
-    # Says when all have started: the server's own words differ, and so does their number.
-    waiter = tmp_path / "waiter.py"
-    waiter.write_text(
-        "import pathlib, sys, threading, time, runpy\n"
-        "def wait():\n"
-        f"    while len(list(pathlib.Path({str(tmp_path)!r}).glob('started-*'))) < {processes}:\n"
-        "        time.sleep(0.05)\n"
-        "    print('all have started', flush=True)\n"
-        "if __name__ == '__main__':\n"
-        "    threading.Thread(target=wait, daemon=True).start()\n"
-        f"    sys.argv = {words!r}\n"
-        f"    runpy.run_module({words[0]!r}, run_name='__main__', alter_sys=True)\n"
-    )
-    path = f"{tmp_path}{os.pathsep}{IMPORT_PATH}"
-    return check(
-        [sys.executable, str(waiter)],
-        stop_signal=stop,
-        stop_when="all have started",
-        timeout_s=300,
-        max_shutdown_s=120,
-        env={**os.environ, "PYTHONPATH": path, **env},
-        cwd=tmp_path,
-    )
-
-
-def released(report: ExitReport) -> dict[str, list[str]]:
-    """Return what each process released, in order."""
-    by_process: dict[str, list[str]] = {}
-    for line in report.stderr.splitlines():
-        if line.startswith("released "):
-            _, name, pid = line.split()
-            by_process.setdefault(pid, []).append(name)
-    return by_process
-
-
-UVICORN = ["uvicorn", "application:app", "--port", "0", "--log-level", "warning"]
-SERVERS = {
-    "uvicorn, TERM": (UVICORN, signal.SIGTERM, 1),
-    "uvicorn, two workers": ([*UVICORN, "--workers", "2"], signal.SIGTERM, 2),
-    "uvicorn, reload": ([*UVICORN, "--reload", "--reload-dir", "{folder}"], signal.SIGINT, 1),
-}
-QUICK = {"uvicorn, TERM"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SERVERS],
-)
-def test_models_are_released_once_in_each_worker(name: str, tmp_path: Path) -> None:
-    server, stop, processes = SERVERS[name]
-    for package in ("uvicorn", "starlette"):
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    report = run_server(tmp_path, server, stop, processes)
-    assert report.clean, str(report) + report.stderr
-    assert list(released(report).values()) == [["newer", "older"]] * processes, report.stderr
-
-
-@pytest.mark.slow
-def test_second_interrupt_during_cleanup_skips_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
-    report = run_server(tmp_path, UVICORN, signal.SIGINT, AGAIN="1")
-    assert list(released(report).values()) == [["newer", "older"]], report.stderr
-
-
 def test_starlette_test_client_runs_the_lifespan() -> None:
     pytest.importorskip("httpx", reason="httpx is not installed")
     testclient = pytest.importorskip("starlette.testclient", reason="starlette is not installed")
@@ -377,3 +254,45 @@ def test_starlette_test_client_runs_the_lifespan() -> None:
             assert not client.app_state["model"].closed
             assert client.get("/").status_code == 404
         assert len(closed) == count
+
+
+APPLICATION = """
+import os, signal
+from starlette.applications import Starlette
+from torch_utils import Resource
+from torch_utils.fastapi import lifespan
+
+class Model(Resource):
+    def __init__(self, name):
+        self.name = name
+
+    def _release(self):
+        print("released", self.name, flush=True)
+
+@lifespan(deadline_s=60)
+async def models(app, scope):
+    scope.manage(Model("older"))
+    scope.manage(Model("newer"))
+    if os.environ["AGAIN"]:  # A second Ctrl-C, while things are being closed.
+        scope.callback(os.kill, os.getpid(), signal.SIGINT)
+    yield
+
+app = Starlette(lifespan=models)
+"""
+
+
+@pytest.mark.parametrize("again", ["", pytest.param("1", marks=pytest.mark.slow)])
+def test_server_that_is_interrupted_releases_its_models_once(again: str, tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    (tmp_path / "application.py").write_text(APPLICATION)
+    report = check(
+        [sys.executable, "-m", "uvicorn", "application:app", "--port", "0"],
+        stop_signal=signal.SIGINT,
+        stop_when="Application startup complete",
+        timeout_s=300,
+        max_shutdown_s=120,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{IMPORT_PATH}", "AGAIN": again},
+        cwd=tmp_path,
+    )
+    assert report.stdout == "released newer\nreleased older\n", report.stderr
+    assert report.clean or again, f"{report}\n{report.stderr}"

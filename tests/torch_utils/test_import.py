@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import pkgutil
-from pathlib import Path
 
 import pytest
 
@@ -69,30 +66,6 @@ def test_public_names_exist_and_are_documented() -> None:
         assert getattr(torch_utils, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         torch_utils.no_such_name
-
-
-def names_for_type_checkers(source: str) -> dict[str, str]:
-    """Return the names imported under ``if TYPE_CHECKING``, with their modules."""
-    return {
-        alias.asname: node.module
-        for block in ast.parse(source).body
-        if not (isinstance(block, ast.If) and "not " in ast.unparse(block.test))
-        for node in ast.walk(block)
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-        if alias.asname == alias.name and alias.name != "__version__"
-    }
-
-
-def test_type_checkers_see_the_same_names() -> None:
-    source = Path(torch_utils.__file__).read_text()
-    names = names_for_type_checkers(source)
-    assert sorted(names) == sorted(torch_utils.__all__)
-    for name, module in names.items():
-        found = getattr(importlib.import_module(module), name)
-        assert found is getattr(torch_utils, name)
-    missing = source.replace("import Resource as Resource", "import Resource")
-    assert "Resource" not in names_for_type_checkers(missing)  # The control.
 
 
 def test_no_module_has_the_name_of_a_public_function() -> None:

@@ -147,29 +147,12 @@ def numbers():
     yield kept
     yield kept * 2
 
-async def answer():
-    kept = "kept"
-    try:
-        fail()
-    except MemoryError as error:
-        caught.append(error)
-    await asyncio.sleep(0)
-    return kept
-
 FAILED, caught = [], []
 generator = numbers()
 assert next(generator) == "kept"
 assert clear(caught.pop()) >= 1
 assert FAILED.pop()() is None
 assert list(generator) == ["keptkept"], "the generator is dead"
-
-coroutine = answer()
-coroutine.send(None)
-assert clear(caught.pop()) >= 1
-try:
-    coroutine.send(None)
-except StopIteration as stop:
-    assert stop.value == "kept"
 
 # What has ended by the exception lets go of everything, generators and coroutines too.
 def ending():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import textwrap
 from pathlib import Path
 
@@ -73,41 +71,13 @@ def test_releases_and_retries_are_counted(exposition: str) -> None:
     assert "torch_utils_process" not in text
 
 
-def test_promtool_accepts_the_metrics(exposition: str) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: Debian's package prometheus has it")
-
-    def lint(text: str) -> str:
-        done = subprocess.run(
-            [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
-        )
-        return done.stdout + done.stderr
-
-    assert lint(exposition) == ""
-    assert "torch_utils_loads" in lint("# TYPE torch_utils_loads counter\ntorch_utils_loads 1\n")
-
-
-def test_dashboard_shows_every_metric_by_valid_queries(exposition: str, tmp_path: Path) -> None:
+def test_dashboard_shows_every_metric_(exposition: str) -> None:
     dashboard = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text())
     targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
     queries = [target["expr"].replace("$__rate_interval", "1m") for target in targets]
     asked = set(re.findall(r"\b(torch_utils_\w+?)(?:_total|_bucket)?\b", " ".join(queries)))
     exported = re.findall(r"^# TYPE (torch_utils_\w+?)(?:_total)? ", exposition, re.MULTILINE)
     assert asked == set(exported)
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: Debian's package prometheus has it")
-
-    def is_valid(*queries: str) -> bool:
-        rules = [{"record": f"query:{n}", "expr": query} for n, query in enumerate(queries)]
-        path = tmp_path / "rules.yml"
-        path.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
-        done = subprocess.run([promtool, "check", "rules", path], capture_output=True, check=False)
-        return done.returncode == 0
-
-    assert is_valid(*queries)
-    assert not is_valid("sum by model (torch_utils_model_loaded)")
 
 
 def test_register_is_idempotent() -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import gc
 import inspect
@@ -169,16 +168,15 @@ def test_end_of_the_program_wins_over_the_block(end: str, kind: type[BaseExcepti
     assert caught.value.__context__ is error
 
 
-@pytest.mark.parametrize("kind", [ValueError])
 @pytest.mark.parametrize("end", ["with", "async with"])
-def test_exception_of_the_block_wins_with_a_note(end: str, kind: type[BaseException]) -> None:
+def test_exception_of_the_block_wins_with_a_note(end: str) -> None:
     error = KeyError("mine")
-    resource = failing(kind("no"))
+    resource = failing(ValueError("no"))
     with pytest.raises(KeyError, match="mine") as caught:
         ENDS[end](resource, error)
     assert caught.value is error
     assert error.__cause__ is error.__context__ is None
-    assert error.__notes__ == [f"releasing Counted also failed: {kind.__name__}('no')"]
+    assert error.__notes__ == ["releasing Counted also failed: ValueError('no')"]
     assert (resource.closed, resource.released) == (True, 1)
 
 
@@ -231,31 +229,16 @@ def test_release_that_returns_a_coroutine_raises() -> None:
     gc.collect()
 
 
-def test_resource_combines_with_slots_and_abstract_classes() -> None:
+def test_resource_combines_with_slots() -> None:
     class Slots(Resource):
         __slots__ = ("value",)
 
         def _release(self) -> None:
             self.value = "released"
 
-    class Abstract(abc.ABC):
-        @abc.abstractmethod
-        def work(self) -> None: ...
-
-    class Both(Resource, Abstract):
-        def work(self) -> None: ...
-
-        def _release(self) -> None:
-            self.__dict__.clear()
-
     with Slots() as slots:
         assert not hasattr(slots, "__dict__")
     assert slots.value == "released"
-    with Both() as both:
-        both.x = 1
-    assert both.closed
-    with pytest.raises(TypeError, match="abstract"):
-        type("Missing", (Resource, Abstract), {"_release": lambda self: None})()
 
 
 def test_closed_resources_are_freed() -> None:

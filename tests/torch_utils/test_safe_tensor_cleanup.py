@@ -31,16 +31,6 @@ class WithProperty:
         self._t = value
 
 
-class WithDeleter(WithProperty):
-    @property  # type: ignore[misc]  # Read-only, unlike that of its base: that is the test.
-    def tensor(self) -> Any:
-        return self._t
-
-    @tensor.deleter
-    def tensor(self) -> None:
-        self._t = None
-
-
 class ReadOnly:
     @property
     def tensor(self) -> Any:
@@ -68,12 +58,6 @@ def with_parameter() -> nn.Module:
     return module
 
 
-def with_buffer() -> nn.Module:
-    module = nn.Module()
-    module.register_buffer("tensor", torch.ones(3))
-    return module
-
-
 def slotted() -> WithSlots:
     owner = WithSlots()
     owner.tensor = torch.ones(3)
@@ -84,13 +68,9 @@ def slotted() -> WithSlots:
     "make",
     [
         WithProperty,
-        WithDeleter,
         with_parameter,
-        with_buffer,
         slotted,
         lambda: Plain(torch.ones(3)),
-        lambda: Plain([torch.ones(3)]),
-        lambda: Plain((torch.ones(3),)),
         lambda: Plain({"a": torch.ones(3)}),
     ],
 )

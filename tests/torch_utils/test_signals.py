@@ -73,8 +73,7 @@ def test_signal_waits_for_a_running_cleanup(place: str) -> None:
     assert result.stdout.split() == " ".join(f"begin {n} end {n}" for n in names).split()
 
 
-@pytest.mark.parametrize("when", ["during", "after"])
-@pytest.mark.parametrize("error", ["Stop", "KeyboardInterrupt"])
+@pytest.mark.parametrize(("when", "error"), [("during", "KeyboardInterrupt"), ("after", "Stop")])
 def test_failing_release_loses_no_signal(when: str, error: str) -> None:
     result = run(
         PRELUDE
@@ -194,32 +193,16 @@ def test_mistakes_are_refused_and_change_no_handler() -> None:
     assert "call it in the main thread" in str(errors[0])
 
 
-SIGNALLED = """
-def signalled(*_):
-    kill(signal.SIGTERM)
-    for _ in range(100): time.sleep(0.0001)
-"""
-
-
-@pytest.mark.parametrize("place", ["task", "generator"])
-def test_exit_in_unawaited_task_logs_nothing(place: str) -> None:
+def test_exit_in_unawaited_task_logs_nothing() -> None:
     result = run(
         PRELUDE
-        + SIGNALLED
-        + f"""
+        + """
 import asyncio
 async def task():
-    signalled()
-async def generator():
-    try: yield
-    finally: signalled()
+    kill(signal.SIGTERM)
+    for _ in range(100): time.sleep(0.0001)
 async def main():
-    if {place!r} == "task":
-        kept = asyncio.create_task(task())
-    else:
-        g = generator()
-        await g.__anext__()
-        del g  # The loop closes it, in a task.
+    kept = asyncio.create_task(task())
     await asyncio.sleep(60)
 r0 = R("kept")
 exit_on_signals()
@@ -246,24 +229,3 @@ def test_event_loop_receives_deferred_signal_once() -> None:
     """)
     assert_clean(result)
     assert result.stdout == "[1]\n"
-
-
-def test_child_forked_during_a_release_has_handlers() -> None:
-    result = run("""
-    import os, signal
-    from torch_utils import Resource
-    class R(Resource):
-        def _release(self):
-            global child
-            child = os.fork()
-            if not child:
-                try:
-                    signal.raise_signal(signal.SIGINT)
-                except KeyboardInterrupt:
-                    os._exit(7)
-                os._exit(0)
-    R().close()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """)
-    assert_clean(result)
-    assert result.stdout == "7\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import random
 import sys
 import threading
@@ -21,8 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 from support.hosting_stub import Stub, run, threads_inside
-from support.programs import TIMEOUT_S, assert_clean
-from support.programs import run as run_program
+from support.programs import TIMEOUT_S
 from support.threads import errors_in_threads
 from support.waiting import wait_for, wait_for_async
 from torch_utils import (
@@ -182,34 +180,6 @@ def test_load_with_a_released_part_is_refused() -> None:
         host.unload()
         with pytest.raises(TorchUtilsError, match="do not cache it"):
             host.load()
-
-
-def test_lease_of_a_generator_does_not_concern_its_thread() -> None:
-    def stream(host):
-        with host.lease():
-            yield
-
-    host = ModelHost(Stub)
-    steps = stream(host)
-    next(steps)
-    threading.Timer(0.1, steps.close).start()
-    assert host.close()
-
-
-def test_load_that_runs_at_exit_is_left_alone() -> None:
-    result = run_program(
-        """
-        import threading, time
-        from torch_utils import ModelHost
-        def load():
-            begun.set()
-            time.sleep(600)
-        begun, host = threading.Event(), ModelHost(load)
-        threading.Thread(target=host.load, daemon=True).start()
-        begun.wait()
-        """
-    )
-    assert_clean(result)
 
 
 def test_unload_keeps_a_backbone_that_another_host_uses() -> None:
@@ -521,30 +491,6 @@ def test_close_names_open_leases_at_the_deadline() -> None:
     assert model.closed == 1
 
 
-# Forks
-
-
-def test_forked_child_loads_and_closes_its_own_model() -> None:
-    host = ModelHost(Stub)
-    with host.lease() as mine:
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                assert host.status().state == "unloaded"
-                assert not any(each.name == "torch_utils-expiry" for each in threading.enumerate())
-                with host.lease() as own:
-                    assert own is not mine
-                host.close()
-                status = 0 if (own.closed, mine.closed) == (1, 0) else 2
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert mine.use()
-    host.close()
-    assert mine.closed == 1
-
-
 # Coroutines
 
 
@@ -599,22 +545,6 @@ def test_cancelled_coroutine_keeps_no_lease() -> None:
         async with host.alease(timeout_s=60) as model:
             assert model.use()
         await host.aclose()
-
-    run(main)
-
-
-def test_model_whose_caller_left_expires() -> None:
-    """A keep_alive of 0 keeps a model only if load() loaded it."""
-    go_on = threading.Event()
-
-    async def main() -> None:
-        async with ModelHost(lambda: (go_on.wait(), Stub())[1], keep_alive=0) as host:
-            task = asyncio.create_task(host.alease().__aenter__())
-            await wait_for_async(lambda: host.status().state == "loading")
-            task.cancel()
-            await asyncio.wait([task])
-            go_on.set()
-            await wait_for_async(lambda: host.status().unloads == 1)
 
     run(main)
 

@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from support.hosted_models import Model
 from support.hosting_stub import Stub
-from support.programs import assert_clean, run_forked
+from support.programs import run_forked
 from support.threads import errors_in_threads
 from support.waiting import wait_for, wait_for_async
 from torch_utils import (
@@ -155,42 +154,11 @@ def test_declared_size_replaces_measured_size() -> None:
         assert len(Stub.made) == 1
 
 
-def test_model_process_counts_with_its_resident_memory() -> None:
-    with ModelPool() as pool:
-        pool.add("model", Model, isolation="process")
-        with pool.lease("model") as model:
-            before = pool.status()["model"].nbytes
-            model.map_file(64 * MB)
-            assert before + 60 * MB < pool.status()["model"].nbytes < before + 80 * MB
-
-
 def test_thread_that_holds_all_room_gets_an_error() -> None:
     """It would wait for itself."""
     with make(ModelPool(max_loaded=1), a=1, b=1) as pool, pool.lease("a"):
         with pytest.raises(NoRoomError, match="a has "), pool.lease("b"):
             pass
-
-
-def test_each_caller_waits_for_its_own_timeout() -> None:
-    pool = make(ModelPool(max_loaded=1), a=1, b=1)
-    outcome: list[str] = []
-
-    def wait(timeout_s: float) -> None:
-        try:
-            with pool.lease("b", timeout_s=timeout_s):
-                outcome.append("lent")
-        except NoRoomError:
-            outcome.append("no room")
-
-    with pool:
-        threads = [threading.Thread(target=wait, args=(s,)) for s in (SOON_S, WAIT_S)]
-        with pool.lease("a"):
-            for thread in threads:
-                thread.start()
-            threads[0].join()
-            assert outcome == ["no room"]
-        threads[1].join()
-        assert outcome == ["no room", "lent"]
 
 
 def test_concurrent_loads_share_the_budget() -> None:
@@ -395,47 +363,6 @@ def test_wrong_names_and_options_are_refused() -> None:
         assert list(pool.status()) == ["a"]
 
 
-@pytest.mark.slow
-def test_forked_child_of_evicting_pool_does_not_deadlock() -> None:
-    done = run_forked(
-        """
-        import os, signal, threading, warnings
-        from torch_utils import ModelPool
-
-        warnings.filterwarnings("ignore", message=".*multi-threaded")  # From Python 3.12 on.
-        pool = ModelPool(max_loaded=1)
-        class Model:
-            def close(self): pass
-        pool.add("a", Model), pool.add("b", Model)
-        stop = threading.Event()
-
-        def take():
-            while not stop.is_set():
-                for name in "ab":
-                    with pool.lease(name):
-                        pass
-
-        thread = threading.Thread(target=take)
-        thread.start()
-        ends = []
-        for _ in range(8):
-            pid = os.fork()
-            if not pid:
-                signal.alarm(60)
-                with pool.lease("a"):
-                    os._exit(0)
-            ends.append(os.waitpid(pid, 0)[1])
-        stop.set()
-        thread.join()
-        pool.close()
-        print(set(ends))
-        """,
-        quick_end=True,
-    )
-    assert_clean(done)
-    assert done.stdout == "{0}\n"
-
-
 # Whatever is asked for, in whatever order
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 3}
@@ -451,15 +378,9 @@ class Pools(RuleBasedStateMachine):
         super().__init__()
         limits = {"budget_bytes": BUDGET * UNIT_MB * MB, "max_loaded": MOST}
         self.pool = ModelPool(**limits, keep_alive=-1)
-        self.failing: set[str] = set()
-        self.hosts = {name: self.pool.add(name, partial(self.load, name)) for name in SIZES}
+        for name, size in SIZES.items():
+            self.pool.add(name, partial(tensor, size * UNIT_MB))
         self.leases: list[tuple[str, Any, Any]] = []
-        self.closed: set[str] = set()
-
-    def load(self, name: str) -> Any:
-        if name in self.failing:
-            raise OSError(name)
-        return tensor(SIZES[name] * UNIT_MB)
 
     def lent(self) -> set[str]:
         return {name for name, _, _ in self.leases}
@@ -470,52 +391,29 @@ class Pools(RuleBasedStateMachine):
     @rule(name=NAMES)
     def lease(self, name: str) -> None:
         lease = self.pool.lease(name, timeout_s=0)
-        was_loaded = self.state(name) == "loaded"
         others = self.lent() - {name}
         try:
             model = lease.__enter__()
-        except ResourceClosedError:
-            assert name in self.closed
-        except OSError:
-            assert name in self.failing
-            assert not was_loaded
         except NoRoomError:
             taken = sum(SIZES[other] for other in others)
             assert taken + SIZES[name] > BUDGET or len(others) >= MOST
         else:
-            assert name not in self.closed
             self.leases.append((name, lease, model))
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         if self.leases:
-            name, lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+            _, lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
             lease.__exit__(None, None, None)
-            if name in self.closed and name not in self.lent():
-                wait_for(lambda: self.state(name) == "closed")  # By this thread or the expiry's.
 
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
-        if name in self.closed:
-            return
         try:
             self.pool.unload(name)
         except ModelInUseError:
             assert name in self.lent()
         else:
             assert self.state(name) == "unloaded"
-
-    @rule(name=NAMES)
-    def break_or_repair(self, name: str) -> None:
-        self.failing ^= {name}
-
-    @rule(name=NAMES)
-    def close_one(self, name: str) -> None:
-        self.closed.add(name)
-        try:
-            self.hosts[name].close(deadline_s=0)
-        except ModelInUseError:
-            assert name in self.lent()
 
     @invariant()
     def lent_models_are_whole(self) -> None:

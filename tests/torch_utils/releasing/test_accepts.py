@@ -5,22 +5,15 @@
 
 from __future__ import annotations
 
-import array
 import collections
 import dataclasses
-import datetime
 import enum
-import fractions
-import functools
-import logging
 import multiprocessing
 import pathlib
-import re
 import sys
 import threading
 import types
 import typing
-import uuid
 import weakref
 from typing import Any, ClassVar
 
@@ -52,30 +45,16 @@ class Settings:
 Point = collections.namedtuple("Point", "x y")
 
 LEAVES = {
-    "none": None,
     "path": pathlib.Path("x"),
     "dtype": torch.float32,
     "device": torch.device("cpu"),
-    "size": torch.Size([1, 2]),
     "generator": torch.Generator(),
     "enum": Colour.RED,
-    "datetime": datetime.datetime(2020, 1, 1),
-    "fraction": fractions.Fraction(1, 2),
-    "uuid": uuid.uuid4(),
-    "pattern": re.compile("x"),
     "function": layer,
-    "partial": functools.partial(layer),
     "class": Settings,
     "module": typing,
-    "alias": list[int],
-    "slice": slice(1),
-    "memoryview": memoryview(b"x"),
-    "numpy scalar": np.float32(1),
     "numpy array": np.ones(3),
-    "array": array.array("d", [1.0]),
-    "rng": np.random.default_rng(0),
     "lock": threading.Lock(),
-    "logger": logging.getLogger("x"),
     "weakref": weakref.ref(Settings),
     "error": ValueError("x"),
     "record": Settings(),
@@ -86,14 +65,12 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("kind", LEAVES)
-@pytest.mark.parametrize("deep", [False, True])
-def test_leaf_in_a_container_is_skipped(kind: str, deep: bool) -> None:
+def test_leaf_in_a_container_is_skipped(kind: str) -> None:
     tensor = torch.ones(100)
     storages = weak(tensor)
     leaf = LEAVES[kind]
     batch: Any = {"ids": tensor, "leaf": leaf}
-    if deep:
-        batch = [{"a": (batch, collections.deque([leaf])), "leaf": types.SimpleNamespace(x=[leaf])}]
+    batch = [{"a": (batch, collections.deque([leaf])), "leaf": types.SimpleNamespace(x=[leaf])}]
     assert release(batch).errors == ()
     assert gone(storages)
     assert not sys.stdout.closed
@@ -298,15 +275,6 @@ def test_close_attribute_of_an_instance_is_called() -> None:
     assert mock.close.call_count == 1
 
 
-def test_scope_accepts_objects_that_were_emptied_meanwhile() -> None:
-    holder = Holder(layer())
-    with SafePyTorchCleanup(strict=True) as scope:
-        scope.manage(holder)
-        del holder.model
-    with pytest.raises(TypeError):
-        release(holder)
-
-
 def test_object_whose_model_is_not_loaded_is_accepted() -> None:
     assert release(Holder(None)).errors == ()
     with SafePyTorchCleanup(Holder(None)) as scope:
@@ -358,31 +326,6 @@ def test_workers_of_a_loader_end_with_its_release() -> None:
     release(loader)
     worker.join(TIMEOUT_S)
     assert worker.exitcode == 0
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("transformers")
-def test_transformers_pipeline_and_caches_are_released(tiny_model: Any) -> None:
-    from transformers import AutoModel, AutoTokenizer, DynamicCache, EncoderDecoderCache, pipeline
-
-    path = str(tiny_model.parent / "transformer")
-    model, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    pipe = pipeline("feature-extraction", model=model, tokenizer=tokenizer)
-    batch = tokenizer(["a city"], return_tensors="pt")
-    pipe("a city")
-    storages = weak(model, *batch.values())
-    assert release(pipe, tokenizer, model.config, batch).errors == ()
-    assert gone(storages)
-    assert tokenizer("a city")
-    with pytest.raises(ReleasedError):
-        pipe("a city")
-    both = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    both.self_attention_cache.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
-    storages = weak(
-        *(vars(both.self_attention_cache.layers[0])[name] for name in ("keys", "values"))
-    )
-    release({"past_key_values": both, "config": None})
-    assert gone(storages)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from types import SimpleNamespace
@@ -52,20 +51,6 @@ def test_close_and_destructor_run_once_for_each_module_parents_first() -> None:
     release(model, left)
     del model, left, shared
     assert log == expected
-
-
-def test_close_that_releases_its_own_model_closes_the_parts_first() -> None:
-    log: Log = []
-
-    class Model(Part):
-        def close(self) -> None:
-            release(self)
-            log.append(("model", "close", 0))
-
-    model = Model("model", log, Part("part", log))
-    assert release(model).errors == ()
-    parts = [("model", "del", 4), ("part", "close", 4), ("part", "del", 4)]
-    assert log == [*parts, ("model", "close", 0)]
 
 
 def test_what_a_close_gives_up_is_closed_before_it_is_emptied() -> None:
@@ -209,35 +194,6 @@ def test_error_of_a_destructor_is_reported() -> None:
     assert gone(storages)
 
 
-def test_submodules_of_a_live_model_are_not_closed() -> None:
-    log: Log = []
-    part = Part("part", log)
-    live = nn.Sequential(part)
-    release(nn.Sequential(part))
-    assert log == []
-    assert live(torch.ones(1, 2)).shape == (1, 2)
-
-
-def test_scope_closes_its_model_at_exit() -> None:
-    program = """
-    import torch
-    from torch_utils import SafePyTorchCleanup
-
-    class Model(torch.nn.Linear):
-        def close(self):
-            print("close", self.weight.numel())
-        def __del__(self):
-            print("del", self.weight.numel())
-
-    scope = SafePyTorchCleanup()
-    scope.__enter__()
-    model = scope.manage(Model(2, 2))
-    """
-    result = run_forked(program)
-    assert_clean(result)
-    assert result.stdout.split("\n") == ["close 4", "del 4", ""]
-
-
 async def to_await(*_: object) -> None: ...
 
 
@@ -273,12 +229,3 @@ def test_close_that_returns_a_coroutine_is_an_error(make: Any, use: Any) -> None
     (error,) = result.errors
     assert re.match(r"to_\w+\(\) has to be awaited.*async with", str(error))
     assert not isinstance(thing, nn.Module) or repr(thing).startswith("<released")
-
-
-def test_task_returned_by_close_continues() -> None:
-    async def main() -> None:
-        task = asyncio.ensure_future(to_await())
-        assert release(Returning(lambda: task)).errors == ()
-        await task
-
-    asyncio.run(main())

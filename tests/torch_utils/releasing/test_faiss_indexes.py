@@ -78,13 +78,6 @@ def test_inner_index_owned_by_python_is_counted() -> None:
     assert release(above).freed_bytes == {"host": 32 * len(VECTORS)}
 
 
-def test_shared_vectors_are_counted_once() -> None:
-    below = faiss.IndexFlatIP(32)
-    above = faiss.IndexIDMap(below)
-    above.add_with_ids(VECTORS, np.arange(len(VECTORS)))
-    assert release(above, below).freed_bytes == {"host": VECTORS.nbytes}
-
-
 def test_inner_index_of_a_live_index_stays() -> None:
     below = faiss.IndexFlatIP(32)
     above = faiss.IndexIDMap(below)
@@ -110,39 +103,6 @@ def test_index_in_use_by_another_thread_stays() -> None:
     thread.join()
     assert found[0][0].shape == (2048, 5)
     assert release(index).freed_bytes == {"host": 4 * 256 * 60_000}
-
-
-def test_concurrent_searches_are_correct_or_raise() -> None:
-    program = """
-    import logging, sys, threading, faiss, numpy as np
-    from torch_utils import ReleasedError, release
-    logging.getLogger("torch_utils").disabled = True  # Each refusal is logged.
-    sys.setswitchinterval(1e-5)
-    for _ in range(10):
-        index = faiss.IndexFlatIP(8)
-        index.add(np.ones((2000, 8), np.float32))
-        queries, found, begun = np.ones((50, 8), np.float32), [], threading.Event()
-
-        def search():
-            try:
-                while True:
-                    distances, _ = index.search(queries, 1)
-                    assert distances.min() == distances.max() == 8, distances
-                    begun.set()
-                    sum(range(50_000))  # Releases come while it searches, and while it does not.
-            except (ReleasedError, AttributeError) as error:
-                found.append(error)
-
-        thread = threading.Thread(target=search)
-        thread.start()
-        begun.wait()
-        while (report := release(index, trim_host=False)).errors:
-            assert "another thread is using this" in str(report.errors)
-        thread.join()
-        assert report.freed_bytes == {"host": 64_000}, report
-        assert len(found) == 1
-    """
-    assert_clean(run_forked(program, quick_end=True))
 
 
 def test_borrowed_proxy_frees_no_memory() -> None:

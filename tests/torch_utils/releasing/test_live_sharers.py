@@ -30,13 +30,6 @@ def wait_until_busy(thread):
 """
 
 PROGRAMS = {
-    "numpy from dlpack": """
-        tensor = torch.ones(1_000_000)
-        other = np.from_dlpack(tensor)
-        release(tensor)
-        kept = overwrite()
-        assert other.min() == other.max() == 1
-    """,
     "a function at work in a thread": """
         torch.set_num_threads(1)
         tensor = torch.rand(5_000_000)

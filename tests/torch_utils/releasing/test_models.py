@@ -35,14 +35,6 @@ def t5() -> nn.Module:
     return T5ForConditionalGeneration(config).eval()
 
 
-def bert_in_half() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(vocab_size=64, hidden_size=16, **sizes)
-    return BertForSequenceClassification(config).to(torch.bfloat16).eval()
-
-
 def hooked() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     # Hooks that refer to the model make cycles through it.
@@ -56,7 +48,6 @@ IDS, INPUTS = torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4)
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
     "gpt2": (gpt2, lambda model: model.generate(IDS, max_new_tokens=2, pad_token_id=0)),
     "t5": (t5, lambda model: model(input_ids=IDS, decoder_input_ids=IDS)),
-    "bert in half": (bert_in_half, lambda model: model(IDS)),
     "compiled": (
         lambda: torch.compile(nn.Linear(4, 4), backend="eager"),
         lambda model: model(INPUTS),

@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import assert_clean, run_forked
 from support.releasing import gone, weak, without_collector
 from torch_utils import ReleasedError, release
 
@@ -41,16 +40,6 @@ def test_shared_submodule_stays() -> None:
     ]
     with pytest.raises(ReleasedError):
         head(INPUTS)
-
-
-def test_control_submodule_of_no_live_module_is_released() -> None:
-    encoder = nn.Sequential(nn.Linear(4, 4))
-    gone = nn.ModuleDict({"encoder": encoder})
-    layers, names = list(gone.modules()), dict(gone.named_modules())
-    assert release(gone).freed_bytes == {"host": 80}
-    assert len(layers) == len(names)
-    with pytest.raises(ReleasedError):
-        encoder(INPUTS)
 
 
 @dataclass
@@ -110,29 +99,8 @@ def test_variables_do_not_keep_a_submodule() -> None:
             use(INPUTS)
 
 
-@pytest.mark.parametrize("loop", [nn.Module.named_children, nn.Module.named_modules, enumerate])
-def test_loop_over_layers_does_not_keep_them(loop: Any) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    for _, layer in loop(model):
-        if layer is not model:
-            storages = weak(model)
-            release(model)
-            assert gone(storages)
-            break
-
-
 def in_a_closure(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda inputs: module(inputs)
-
-
-def test_layers_of_a_shared_submodule_stay() -> None:
-    """Even if the released model contains the layers directly as well."""
-    layer = nn.Linear(4, 4)
-    block = nn.Sequential(layer)
-    live = nn.Sequential(block)
-    before = live(INPUTS)
-    release(nn.ModuleDict({"block": block, "layer": layer}))
-    assert torch.equal(live(INPUTS), before)
 
 
 def test_shallow_copy_of_a_released_model_stays() -> None:
@@ -216,15 +184,6 @@ def test_tensor_that_is_passed_as_well_is_emptied() -> None:
     assert (ours.table.numel(), other.table.numel()) == (0, 0)
 
 
-@pytest.mark.slow
-def test_release_of_exported_program_keeps_its_model() -> None:
-    model = nn.Linear(4, 4)
-    program = torch.export.export(model, (INPUTS.clone(),))
-    expected = model(INPUTS)
-    release(program)
-    assert torch.equal(model(INPUTS), expected)
-
-
 def test_parameter_shared_with_a_live_model_stays() -> None:
     kept, released = nn.Linear(4, 4), nn.Linear(4, 4)
     released.weight = kept.weight
@@ -232,23 +191,6 @@ def test_parameter_shared_with_a_live_model_stays() -> None:
     report = release(released)
     assert torch.equal(kept(INPUTS), before)
     assert [held.what for held in report.still_held] == ["Linear.weight"]
-
-
-class Stream:
-    """An iterator of the program."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
-
-    def __next__(self) -> torch.Tensor:
-        return self.layer(INPUTS)
-
-
-def test_iterator_of_the_program_keeps_its_layer() -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    stream = Stream(model[0])
-    release(model)
-    assert next(stream).shape == (1, 4)
 
 
 def test_submodule_of_a_gc_frozen_model_stays() -> None:
@@ -260,16 +202,3 @@ def test_submodule_of_a_gc_frozen_model_stays() -> None:
     finally:
         gc.unfreeze()
     assert live(INPUTS).shape == (1, 4)
-
-
-def test_objects_frozen_by_python_itself_do_not_count() -> None:
-    program = """
-    import gc
-    gc.get_freeze_count = lambda: 375  # As there; before anything could have asked.
-    from torch import nn
-    from torch_utils import release
-    model = nn.ModuleDict({"layer": nn.Linear(4, 4)})
-    layers = list(model.modules())
-    assert release(model).freed_bytes == {"host": 80}
-    """
-    assert_clean(run_forked(program, quick_end=True))

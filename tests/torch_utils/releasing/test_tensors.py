@@ -157,18 +157,6 @@ def test_released_wrapper_drops_its_inner_tensors() -> None:
     assert gone(inner)
 
 
-@pytest.mark.filterwarnings("error")
-def test_buffer_with_a_graph_is_released_without_warning() -> None:
-    module = torch.nn.Module()
-    module.register_buffer("pending", big().requires_grad_() * 2)
-    kept = big().requires_grad_() * 2
-    kept.retain_grad()
-    kept.sum().backward()
-    module.register_buffer("kept", kept)
-    del kept
-    assert release(module).freed_bytes == {"host": 3 * BYTES}
-
-
 def test_report_names_tensors_by_their_path() -> None:
     made = {"a": torch.ones(1000), "b": [torch.ones(1000) for _ in range(3)]}
     kept, made["a"].grad = made["b"][1].numpy(), torch.ones(1000)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from support.programs import TIMEOUT_S, assert_clean, run_forked
-from support.releasing import gone, index_with_vectors, optimizer_with_state, weak
+from support.releasing import index_with_vectors, optimizer_with_state
 from support.threads import in_threads
 from torch_utils import CleanupReport, ReleasedError, release
 
@@ -105,19 +105,7 @@ def test_forked_child_completes_the_release_of_a_thread() -> None:
     if process == 0:
         signal.alarm(300)  # For what hangs.
         release(tensor, other)
-        held = []
-
-        def release_cycle():
-            cycle = [torch.ones(4)]
-            model = torch.nn.ParameterList(cycle)
-            cycle[:] = [model[0], cycle]
-            del cycle
-            held.extend(release(model).still_held)
-
-        thread = threading.Thread(target=release_cycle)  # It may get the lost one's number.
-        thread.start()
-        thread.join()
-        os._exit(tensor.numel() + other.numel() + len(held))
+        os._exit(tensor.numel() + other.numel())
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     over.set()
     thread.join()
@@ -203,36 +191,3 @@ def test_long_close_runs_once_and_delays_no_other_release() -> None:
     over.set()
     first.join()
     assert slow.closed == 1
-
-
-class Nested(nn.Module):
-    """Layers that call each other; the innermost one waits."""
-
-    def __init__(self, levels: int, entered: threading.Semaphore, go_on: threading.Event) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.inner = Nested(levels - 1, entered, go_on) if levels else None
-        self.entered, self.go_on = entered, go_on
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.inner is not None:
-            return self.inner(inputs)
-        self.entered.release()
-        assert self.go_on.wait(TIMEOUT_S)
-        return inputs
-
-
-def test_model_that_several_threads_run_is_released_whole() -> None:
-    entered, go_on = threading.Semaphore(0), threading.Event()
-    model = Nested(6, entered, go_on)
-    storages = weak(model)
-    threads = [threading.Thread(target=model, args=(torch.ones(4),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        assert entered.acquire(timeout=TIMEOUT_S)
-    release(model)
-    assert gone(storages)
-    go_on.set()
-    for thread in threads:
-        thread.join()
