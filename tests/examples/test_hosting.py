@@ -313,16 +313,6 @@ def test_ray_example_releases_its_model(tmp_path: Path) -> None:
     assert problems(tmp_path) == [], output_of(report)
 
 
-@pytest.mark.slow
-def test_examples_of_hosting_page_run() -> None:
-    need("prometheus_client")
-    page = (ROOT / "docs" / "hosting.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    report = check(["-c", "\n".join(blocks)], timeout_s=600, max_shutdown_s=120)
-    assert (report.exit_code, report.stderr) == (0, ""), output_of(report)
-    assert report.stdout == "torch.Size([1000])\nloaded 4004000\n1\n"
-
-
 def test_every_example_is_short_and_tested() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for path in EXAMPLES.iterdir():

@@ -63,23 +63,6 @@ model = Model()
 
 
 @slow_rehearsal
-def test_control_unsafe_destructor_prints_errors(device: Any) -> None:
-    """It imports torch and uses the device during teardown."""
-    result = device.run("""
-    import sys, torch
-    class Naive:
-        def __del__(self):
-            import torch.cuda
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-    sys.kept = torch.kept = Naive()
-    sys.excepthook = lambda *error, naive=Naive(): None
-    device.make_context()
-    """)
-    assert "Exception ignored" in result.stderr, str(result)
-
-
-@slow_rehearsal
 def test_forked_child_releases_nothing_of_its_parent(device: Any) -> None:
     run(
         device,

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
@@ -63,28 +58,3 @@ def test_process_unload_returns_the_device_context(device: Any) -> None:
         raise SkipTest("this version lacks torch_utils.hosting")
     result = programs.run(device.source(PROGRAM), as_file=True)
     device.assert_clean(result)
-
-
-def test_control_context_of_another_process_counts(device: Any, tmp_path: Path) -> None:
-    before = device.used_bytes()
-    started, over = tmp_path / "started", tmp_path / "over"
-    source = device.source(f"""
-    import pathlib, time
-    device.make_context()
-    pathlib.Path({str(started)!r}).touch()
-    while not pathlib.Path({str(over)!r}).exists():
-        time.sleep(0.05)
-    """)
-    child = subprocess.Popen(
-        [sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": programs.IMPORT_PATH}
-    )
-    try:
-        while not started.exists():
-            assert child.poll() is None
-            time.sleep(0.05)
-        assert device.used_bytes() - before >= device.context_bytes()
-        assert device.has_context(child.pid)
-    finally:
-        over.touch()
-        assert child.wait() == 0
-    assert not device.has_context(child.pid)

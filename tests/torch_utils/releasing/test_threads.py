@@ -143,14 +143,11 @@ def test_released_tensor_is_freed_beside_a_blocked_thread() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
-@pytest.mark.parametrize("is_off", [False, True])
-def test_fork_beside_a_release_keeps_the_setting_of_the_collector(is_off: bool) -> None:
-    program = f"""
+def test_fork_beside_a_release_keeps_the_setting_of_the_collector() -> None:
+    program = """
     import gc, os, threading, torch, warnings
     from torch_utils import release
     warnings.simplefilter("ignore")  # Python 3.12 warns of every fork beside threads.
-    if {is_off}:
-        gc.disable()
     stop, thresholds = threading.Event(), gc.get_threshold()
 
     def work():
@@ -159,12 +156,15 @@ def test_fork_beside_a_release_keeps_the_setting_of_the_collector(is_off: bool) 
 
     thread = threading.Thread(target=work)
     thread.start()
-    for _ in range(30):
-        process = os.fork()
-        if process == 0:
-            os._exit(gc.isenabled() is {is_off} or gc.get_threshold() != thresholds)
-        assert os.waitpid(process, 0)[1] == 0
-        assert gc.isenabled() is not {is_off}
+    for change in (gc.enable, gc.disable):
+        change()
+        expected = gc.isenabled(), thresholds
+        for _ in range(20):
+            process = os.fork()
+            if process == 0:
+                os._exit((gc.isenabled(), gc.get_threshold()) != expected)
+            assert os.waitpid(process, 0)[1] == 0
+            assert gc.isenabled() == expected[0]
     stop.set()
     thread.join()
     """
