@@ -11,8 +11,10 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,7 +22,8 @@ from torch import nn
 from support.counted_resource import Counted
 from support.interrupts import Place, interrupt_everywhere, send_sigint
 from support.programs import run
-from torch_utils import SafePyTorchCleanup, release
+from support.releasing import index_with_vectors, optimizer_with_state
+from torch_utils import ReleasedError, SafePyTorchCleanup, release
 
 PACKAGE = "torch_utils"
 # How many places are interrupted: each kind of instruction comes several times.
@@ -38,6 +41,15 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
     logger.disabled = False
+
+
+@pytest.fixture
+def frozen_heap() -> Iterator[None]:
+    """Freeze the heap, so that the many collections and searches skip what was there before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def assert_no_lock_is_held() -> None:
@@ -87,6 +99,7 @@ def test_interrupted_close_raises_and_releases_once(in_block: bool) -> None:
     interrupt(check)
 
 
+@pytest.mark.usefixtures("frozen_heap")
 @places
 def test_interrupted_scope_releases_everything_once(at_most: int) -> None:
     def check(place: Place) -> None:
@@ -117,30 +130,44 @@ def test_interrupted_scope_releases_everything_once(at_most: int) -> None:
         assert [r.released for r in managed] == [1] * len(managed)
 
     for_exit: list[Place] = []
-    gc.freeze()  # The many collections need not walk what was there before.
-    try:
-        count = interrupt(check, at_most=at_most)
-    finally:
-        gc.unfreeze()
+    count = interrupt(check, at_most=at_most)
     assert len(for_exit) <= count // 20, for_exit
 
 
-@pytest.mark.slow
-@places
-def test_interrupted_release_is_complete_or_not_started(at_most: int) -> None:
-    def check(place: Place) -> None:
-        models, tensor = [nn.Linear(2, 2), nn.Linear(2, 2)], torch.ones(2)
-        closing = Counted()
-        place.run(lambda: release(*models, [tensor], closing, collect="never"))
-        assert place.propagated == place.delivered
-        released = {"released" in repr(model) for model in models}
-        released |= {closing.released == 1, tensor.numel() == 0}
-        assert len(released) == 1, (models, closing.released, tensor)
-        release(*models, [tensor], closing, collect="never")
-        assert all("released" in repr(model) for model in models)
-        assert (closing.released, tensor.numel()) == (1, 0)
+def is_released(use: Callable[[], object]) -> bool:
+    try:
+        use()
+    except ReleasedError:
+        return True
+    return False
 
-    interrupt(check, at_most=at_most)
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("frozen_heap")
+def test_interrupted_release_is_complete_or_not_started() -> None:
+    def check(place: Place) -> None:
+        models, tensor = [nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))], torch.ones(2)
+        closing, optimizer, index = Counted(), optimizer_with_state(), index_with_vectors()
+
+        def release_all() -> None:
+            report = release(*models, [tensor], closing, optimizer, index, collect="never")
+            assert report.errors == ()
+
+        def states() -> set[bool]:
+            uses = [partial(model, torch.ones(2, 2)) for model in models]
+            uses += [lambda: optimizer.step(), lambda: index.search(np.ones((1, 8), "f"), 1)]
+            emptied = {closing.released == 1, tensor.numel() == 0}
+            return {is_released(use) for use in uses} | emptied
+
+        place.run(release_all)
+        assert place.propagated == place.delivered
+        assert len(states()) == 1, (models, closing.released, tensor)
+        release_all()
+        assert states() == {True}
+        assert torch.is_grad_enabled()
+        assert vars(torch)["_C"]._is_torch_function_enabled()  # noqa: SLF001  (of torch)
+
+    interrupt(check, at_most=150)
 
 
 def test_second_sigint_interrupts_a_hanging_release() -> None:

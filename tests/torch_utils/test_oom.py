@@ -129,7 +129,6 @@ def test_scope_clears_frames_after_out_of_memory() -> None:
 SURVIVORS = """
 import asyncio, ctypes, sys, weakref
 from torch_utils import clear_exception_frames
-clear = {clear}
 
 class Big: pass
 
@@ -150,7 +149,7 @@ def numbers():
 FAILED, caught = [], []
 generator = numbers()
 assert next(generator) == "kept"
-assert clear(caught.pop()) >= 1
+assert clear_exception_frames(caught.pop()) >= 1
 assert FAILED.pop()() is None
 assert list(generator) == ["keptkept"], "the generator is dead"
 
@@ -173,7 +172,7 @@ for run in (lambda: list(ending()), lambda: asyncio.run(awaiting())):
         run()
     except MemoryError as error:
         assert FAILED[0]() is not None
-        clear(error)
+        clear_exception_frames(error)
         # Python 3.10 does not say which frames of generators and coroutines have ended.
         known = sys.version_info >= (3, 11)
         assert [reference() is None for reference in FAILED] == [known, True]
@@ -185,7 +184,7 @@ def test_frames_of_live_generators_are_kept(version: str) -> None:
     python = sys.executable if version == "this" else other_pythons().get(version)
     if python is None:
         pytest.skip(f"Python {version} is not installed, or is this one")
-    assert_clean(run(SURVIVORS.replace("{clear}", "clear_exception_frames"), python=python))
+    assert_clean(run(SURVIVORS, python=python))
 
 
 def test_report_keeps_no_frames_alive() -> None:

@@ -50,11 +50,6 @@ with R("block"):
     assert result.stdout.splitlines() == order
 
 
-def test_control_default_action_skips_cleanup() -> None:
-    result = run(PRELUDE + 'r = R("kept")\nkill(signal.SIGTERM)\n')
-    assert (result.returncode, result.stdout) == (-signal.SIGTERM, "")
-
-
 IN_THE_MIDDLE = {
     "release": 'R("slow", action=lambda: kill(signal.SIGTERM)).close()',
     "end of a scope": """
