@@ -1,4 +1,4 @@
-"""Servers: uvicorn, gunicorn, celery, flask, supervisord. On loopback, at any free port."""
+"""Servers: uvicorn, gunicorn, celery, flask. On loopback, at any free port."""
 
 from __future__ import annotations
 
@@ -37,11 +37,9 @@ UVICORN = [
     uvicorn("term", options=TERM),
     uvicorn("int", options=INT),
     uvicorn("workers-term", "--workers", "2", options=TERM),
-    uvicorn("workers-int", "--workers", "2", options=INT),
     uvicorn("reload-term", "--reload", options=TERM),
     uvicorn("dirty-destructor", app=ASGI + DIRTY + HELD, options=INT, **dirty("unraisable")),
     uvicorn("dirty-lifespan", app=DIRTY_ASGI, options=TERM, **dirty("unraisable")),
-    uvicorn("dirty-atexit", app=ASGI + DIRTY + AT_EXIT, options=INT, **dirty("atexit-error")),
     uvicorn(
         "dirty-in-workers",
         *("--workers", "2"),
@@ -60,9 +58,7 @@ def gunicorn(name: str, *options: str, app: str = WSGI, **more: Any) -> Program:
 
 GUNICORN = [
     gunicorn("term", options=TERM),
-    gunicorn("int", options=INT),
     gunicorn("workers-term", "-w", "2", options=TERM),
-    gunicorn("threads", "-w", "2", "--threads", "2", options=TERM),
     gunicorn("reload-term", "--reload", options=TERM),
     gunicorn("dirty-in-worker", app=WSGI + DIRTY + AT_EXIT, options=TERM, **dirty("atexit-error")),
 ]
@@ -84,7 +80,6 @@ CELERY = [
     celery("prefork-term", "prefork", options=TERM),
     celery("prefork-int", "prefork", options=INT, exit_code=1),  # what it says without a checker
     celery("threads-term", "threads", options=TERM),
-    celery("solo-term", "solo", options=TERM),
     celery(
         "dirty-atexit",
         "solo",
@@ -115,26 +110,4 @@ FLASK = [
     flask("dirty-atexit", app=FLASK_APP + DIRTY + AT_EXIT, options=INT, **dirty("atexit-error")),
 ]
 
-SUPERVISED = """
-[supervisord]
-nodaemon = true
-user = root
-logfile = /dev/null
-logfile_maxbytes = 0
-pidfile = %(here)s/pid
-[program:sleeper]
-command = sleep 600
-"""
-SUPERVISOR = [
-    Program(
-        "supervisord",
-        name,
-        ("supervisord", "-n", "-c", "supervisord.conf", "-l", "/dev/stdout"),
-        {"supervisord.conf": SUPERVISED},
-        options={**options, "stop_when": "entered RUNNING"},
-        modules=("supervisor",),
-    )
-    for name, options in (("term", TERM), ("int", INT))
-]
-
-SERVERS = [*UVICORN, *GUNICORN, *CELERY, *FLASK, *SUPERVISOR]
+SERVERS = [*UVICORN, *GUNICORN, *CELERY, *FLASK]

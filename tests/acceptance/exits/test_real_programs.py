@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real]
 GROUPS = {
     *("uvicorn", "gunicorn", "celery", "flask", "dask", "ray", "joblib"),
     *("DataLoader", "torchrun", "accelerate", "sentence-transformers"),
-    *("jupyter nbconvert", "coverage", "make", "supervisord", "node"),
+    *("jupyter nbconvert", "coverage", "make", "node"),
 }
 PROGRAMS = [*SERVERS, *POOLS, *TOOLS]
 

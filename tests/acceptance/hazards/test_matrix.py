@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from acceptance.hazards.hosts import HOSTS
-from acceptance.hazards.matrix import CASES, CONTROLS, HERE, ROWS, Case, is_slow
+from acceptance.hazards.matrix import CASES, CONTROLS, HERE, Case, is_slow
 from acceptance.hazards.row import Row
 from acceptance.hazards.runner import NEEDS_TORCH, Runner
 from support.other_pythons import other_pythons
@@ -41,12 +40,3 @@ def test_released_exactly_once_and_silent(
 def test_naive_destructor_falls_short(row: Row, subject: str, version: str, runner: Runner) -> None:
     outcome = runner.run(row, subject)
     assert outcome.problems, str(outcome)
-
-
-def test_every_row_is_in_the_fast_part() -> None:
-    fast = {case[0].name for case in CASES if not is_slow(*case)}
-    names = [row.name for row in ROWS]
-    slow_only = {row.name for row in ROWS if not {"resource", "retriever"} & set(row.subjects)}
-    slow_only -= {row.name for row in HOSTS}
-    assert set(names) - fast == slow_only
-    assert len(set(names)) == len(names)
