@@ -108,7 +108,6 @@ def interrupt_everywhere(
     *,
     package: str,
     minimum: int,
-    every: int = 1,
     at_most: int | None = None,
     deliver: Callable[[], object] = raise_interrupt,
 ) -> int:
@@ -118,8 +117,7 @@ def interrupt_everywhere(
         check: Sets the program up, calls `Place.run` with it once, and asserts what must hold.
         package: Import name of the package whose instructions count.
         minimum: Fail if the program was interrupted in fewer places.
-        every: Interrupt at each Nth instruction only.
-        at_most: Choose `every` so that there are no more places than this.
+        at_most: Interrupt at each Nth instruction only, so that there are no more places than this.
         deliver: What happens there: `raise_interrupt`, `send_sigint`, or any function.
     """
 
@@ -141,8 +139,7 @@ def interrupt_everywhere(
         # There, the first traces get opcode events of the outer functions only, or none.
         while (more := attempt(0).executed) > executed:
             executed = more
-    if at_most is not None:
-        every = max(every, -(-executed // at_most))
+    every = 1 if at_most is None else max(1, -(-executed // at_most))
     interrupted = sum(attempt(number).delivered for number in range(1, executed + 1, every))
     assert interrupted >= minimum, (
         f"{interrupted} places of {package} were interrupted ({executed} instructions, every "

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,16 +89,6 @@ def packages_of(python: Path) -> dict[str, str]:
     return found
 
 
-def summarise(rows: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Return the rows of the table in the documentation."""
-    columns = {**dict.fromkeys(("python", *PACKAGES), "-"), "passed": 0, "skipped": 0, "failed": 0}
-    return [
-        f"| {name} | {' | '.join(str(rows[name].get(*column)) for column in columns.items())} |"
-        for name in ROWS
-        if name in rows
-    ]
-
-
 def main(folder_to_keep: str | None = None) -> int:
     """Update the table; return 1 if a test failed."""
     from benchmarks.results_file import write
@@ -116,7 +105,7 @@ def main(folder_to_keep: str | None = None) -> int:
             counts = Counter(outcomes.values())
             rows[row] = {**packages_of(python), **counts, "names_of_failed": failed}
     write(RESULT, {"rows": rows})
-    print(*summarise(rows), sep="\n")
+    print(json.dumps(rows, indent=2))
     return int(any(rows[row].get("failed") for row in chosen))
 
 

@@ -154,7 +154,7 @@ def test_interrupted_release_is_complete_or_not_started() -> None:
             assert report.errors == ()
 
         def states() -> set[bool]:
-            uses = [partial(model, torch.ones(2, 2)) for model in models]
+            uses: list[Any] = [partial(model, torch.ones(2, 2)) for model in models]
             uses += [lambda: optimizer.step(), lambda: index.search(np.ones((1, 8), "f"), 1)]
             emptied = {closing.released == 1, tensor.numel() == 0}
             return {is_released(use) for use in uses} | emptied
