@@ -19,10 +19,8 @@ from typing import Any
 import pytest
 
 from support.clean_exit import check
-from support.hosting_stub import Stub
-from support.programs import IMPORT_PATH, run
-from support.waiting import wait_for
-from torch_utils import ModelPool, Resource, SafePyTorchCleanup
+from support.programs import IMPORT_PATH
+from torch_utils import Resource, SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
 
 
@@ -116,32 +114,6 @@ def test_hanging_callback_is_logged_and_abandoned(
     assert "let_go.wait()" in text
 
 
-@pytest.mark.slow
-def test_lent_host_is_named_and_others_are_closed(caplog: pytest.LogCaptureFixture) -> None:
-    closed: list[Any] = []
-    pool = ModelPool()
-    pool.add("lent", Stub)
-
-    @lifespan(deadline_s=5.0)
-    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
-        scope.manage(Model("older", closed))
-        scope.manage(pool)
-        yield
-
-    lease = pool.lease("lent")
-
-    async def body(state: Any) -> None:
-        lease.__enter__()
-
-    serve(models, body)
-    assert [name for name, _ in closed] == ["older"]
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert "lent has 1 open lease: taken at " in message
-    assert caplog.records[0].exc_info is None
-    lease.__exit__(None, None, None)
-    wait_for(lambda: pool.status()["lent"].state == "closed")
-
-
 def test_exception_of_the_application_wins() -> None:
     closed: list[Any] = []
 
@@ -204,38 +176,6 @@ def test_wrong_deadline_is_refused(wrong: Any) -> None:
 def test_function_that_is_no_lifespan_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="yields once, got"):
         lifespan(wrong)
-
-
-def test_interrupted_loop_leaves_resources_to_the_exit() -> None:
-    done = run(
-        """
-        import asyncio, logging
-        from torch_utils import Resource
-        from torch_utils.fastapi import lifespan
-        logging.basicConfig(format="%(message)s")
-
-        class Model(Resource):
-            def _release(self):
-                print("released", flush=True)
-
-        async def closer():
-            print("never")
-
-        @lifespan
-        async def models(app, scope):
-            scope.manage(Model())
-            scope.callback(closer)
-            yield
-
-        entered = models(None)
-        loop = asyncio.new_event_loop()
-        loop.run_until_complete(entered.__aenter__())
-        """
-    )
-    assert done.returncode == 0, str(done)
-    assert done.stdout == "released\n", str(done)
-    assert "event loop has stopped and cannot await" in done.stderr
-    assert "'closer' was never awaited" not in done.stderr, str(done)
 
 
 def test_starlette_test_client_runs_the_lifespan() -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from support.programs import assert_clean, run_forked
 from support.releasing import gone, weak
 from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
 
@@ -69,29 +68,6 @@ def test_what_a_close_gives_up_is_closed_before_it_is_emptied() -> None:
     del holder
     names = ("model", "part")
     assert log == [(name, method, 4) for name in names for method in ("close", "del")]
-
-
-def test_forked_child_of_a_close_does_not_go_on_with_the_release() -> None:
-    program = """
-    import os
-    import torch
-    from torch_utils import release
-    calls = []
-    class Model(torch.nn.Linear):
-        def close(self):
-            calls.append(os.getpid())
-            self.child = os.fork()
-    model = torch.nn.Sequential(Model(2, 2), Model(2, 2))
-    children = [m for m in model]
-    parent = os.getpid()
-    release(model)
-    if os.getpid() != parent:
-        os._exit(len(calls))
-    assert calls == [parent] * 2, calls
-    statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)]
-    assert sorted(statuses) == [1, 2], statuses
-    """
-    assert_clean(run_forked(program, quick_end=True))
 
 
 def test_destructors_of_optimizers_and_loaders_run_once() -> None:
