@@ -46,6 +46,12 @@ def output_of(report: ExitReport) -> str:
     return f"{report}\n--- stdout\n{report.stdout[-3000:]}\n--- stderr\n{report.stderr[-3000:]}"
 
 
+def assert_released(tmp_path: Path, report: ExitReport, *, models: int = 1) -> None:
+    """Assert a clean exit, and that each model was released once in its process."""
+    assert report.clean, output_of(report)
+    assert problems(tmp_path, models=models) == [], output_of(report)
+
+
 def listens(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port)).close()
@@ -107,8 +113,7 @@ def test_fastapi_example_releases_its_model(
 ) -> None:
     """uvicorn ends itself by SIGTERM, without exit callbacks."""
     report = fastapi(tmp_path, "fastapi_service:app", signal.Signals[stop], *options)
-    assert report.clean, output_of(report)
-    assert problems(tmp_path) == [], output_of(report)
+    assert_released(tmp_path, report)
 
 
 @pytest.mark.slow
@@ -133,8 +138,7 @@ def test_threads_example_releases_both_models(tmp_path: Path) -> None:
     report = run(tmp_path, *command, stop_signal=signal.SIGTERM, **STOP)
     client.join(TIMEOUT_S)
     assert [len(vector) for vector in client.answers] == [384, 384], output_of(report)
-    assert report.clean, output_of(report)
-    assert problems(tmp_path, models=2) == [], output_of(report)
+    assert_released(tmp_path, report, models=2)
 
 
 @pytest.mark.slow
@@ -149,8 +153,7 @@ def test_flask_example_releases_its_model_in_a_gunicorn_worker(tmp_path: Path) -
     )
     client.join(TIMEOUT_S)
     assert [len(vectors[0]) for vectors in client.answers] == [384], output_of(report)
-    assert report.clean, output_of(report)
-    assert problems(tmp_path) == [], output_of(report)
+    assert_released(tmp_path, report)
 
 
 GRADIO_CLIENT = """
@@ -241,8 +244,7 @@ def test_celery_example_releases_its_model_in_each_pool(pool: str, tmp_path: Pat
         stop_signal=signal.SIGTERM,
         stop_when=r"celery_tasks\.embed\[.*succeeded",
     )
-    assert report.clean, output_of(report)
-    assert problems(tmp_path) == [], output_of(report)
+    assert_released(tmp_path, report)
 
 
 @pytest.mark.slow
@@ -275,8 +277,7 @@ def test_rq_example_does_two_jobs_with_one_model(tmp_path: Path) -> None:
         finally:
             redis.terminate()
     assert [len(result or ()) for result in results] == [384, 384], output_of(report)
-    assert report.clean, output_of(report)
-    assert problems(tmp_path) == [], output_of(report)
+    assert_released(tmp_path, report)
 
 
 @pytest.mark.slow
