@@ -13,6 +13,7 @@ from celery.signals import worker_process_shutdown
 from torch import nn
 
 from applications.measure import Storages, anonymous_mb, settle, tell
+from applications.models import Ranker, Tagger
 from torch_utils import ModelHost
 
 FOLDER = Path(os.environ["CELERY_FOLDER"])
@@ -26,37 +27,16 @@ app.conf.broker_transport_options = {
 }
 
 
-class Ranker(nn.Module):
-    def __init__(self, embeddings: nn.Embedding) -> None:
-        super().__init__()
-        self.embeddings = embeddings
-        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(15)))
-
-    @torch.inference_mode()
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        return self.layers(self.embeddings(words).mean(0))
-
-    def close(self) -> None:
-        facts["closed"] += 1
-        tell(**{f"closed_{os.getpid()}": facts["closed"]})
-
-
-class Tagger(nn.Module):
-    def __init__(self, embeddings: nn.Embedding) -> None:
-        super().__init__()
-        self.embeddings = embeddings
-        self.head = nn.Linear(1024, 8)
-
-    @torch.inference_mode()
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embeddings(words))
-
-
 facts = {"loaded": 0, "closed": 0}
 before: list[float] = []
 weights: list[Storages] = []
 torch.manual_seed(0)
 tagger = Tagger(nn.Embedding(1000, 1024))
+
+
+def count_close() -> None:
+    facts["closed"] += 1
+    tell(**{f"closed_{os.getpid()}": facts["closed"]})
 
 
 def load_ranker() -> Ranker:
@@ -66,7 +46,7 @@ def load_ranker() -> Ranker:
     facts["loaded"] += 1
     tell(**{f"loaded_{os.getpid()}": facts["loaded"]})
     torch.manual_seed(1)
-    ranker = Ranker(tagger.embeddings).eval()
+    ranker = Ranker(tagger.embeddings, count_close).eval()
     weights.append(Storages(ranker.layers.parameters()))
     return ranker
 

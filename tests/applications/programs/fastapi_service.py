@@ -11,34 +11,9 @@ from fastapi import FastAPI, Request
 from torch import nn
 
 from applications.measure import Storages, anonymous_mb, settle, tell
+from applications.models import Ranker, Tagger
 from torch_utils import ModelHost
 from torch_utils.fastapi import lifespan
-
-
-class Ranker(nn.Module):
-    def __init__(self, embeddings: nn.Embedding) -> None:
-        super().__init__()
-        self.embeddings = embeddings
-        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(15)))
-
-    @torch.inference_mode()
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        return self.layers(self.embeddings(words).mean(0))
-
-    def close(self) -> None:
-        facts["closed"] += 1
-
-
-class Tagger(nn.Module):
-    def __init__(self, embeddings: nn.Embedding) -> None:
-        super().__init__()
-        self.embeddings = embeddings
-        self.head = nn.Linear(1024, 8)
-
-    @torch.inference_mode()
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embeddings(words))
-
 
 facts: dict[str, float] = {"closed": 0, "beats": 0, "events": 0}
 weights: list[Storages] = []
@@ -47,9 +22,13 @@ torch.manual_seed(0)
 tagger = Tagger(nn.Embedding(1000, 1024))
 
 
+def count_close() -> None:
+    facts["closed"] += 1
+
+
 def load_ranker() -> Ranker:
     torch.manual_seed(1)
-    ranker = Ranker(tagger.embeddings)
+    ranker = Ranker(tagger.embeddings, count_close)
     weights.append(Storages(ranker.layers.parameters()))
     return ranker.eval()
 
