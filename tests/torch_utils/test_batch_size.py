@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_failed_try_is_freed_before_caches_are_emptied() -> None:
             except RuntimeError as error:
                 raise ValueError("while working") from error
 
+    torch.ones(1)  # The first call looks for torch.SymInt in torch 2.4.
     with installed(stand_in(empty_cache=lambda: alive.append(not storages[-1].expired()))):
         work()
     assert alive == [False] * 2
@@ -168,7 +170,7 @@ def test_decorating_a_number_is_refused() -> None:
 
 
 def test_coroutine_functions_are_awaited() -> None:
-    """The tensor of a failed try, in a coroutine's frame, is freed."""
+    """The tensor of a failed try, in a coroutine's frame, is freed from Python 3.11 on."""
     storages: list[StorageWeakRef] = []
     gone: list[bool] = []
 
@@ -192,7 +194,7 @@ def test_coroutine_functions_are_awaited() -> None:
 
     async def main() -> None:
         assert await work("x") == "x 2"
-        assert gone == [True, True]
+        assert gone == [sys.version_info >= (3, 11)] * 2
         assert await work("y") == "y 2"
         assert await find_batch_size(functools.partial(work.__wrapped__, text="z"), 4)() == "z 2"  # type: ignore[attr-defined]
         assert await find_batch_size(Instance(), 8)() == 4
