@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
@@ -18,40 +19,28 @@ from rag_demo.documents.document import Document
 from rag_demo.retriever import embed
 from rag_demo.searching.arguments import check_documents
 from rag_demo.service.engine import shards_of
-from rag_demo.service.jobs import EmbedJob
-from rag_demo.service.responses import JSONResponse, Problem, at_most, respond
+from rag_demo.service.jobs import embed as compute
+from rag_demo.service.responses import Problem, at_most, respond
 from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
-from rag_demo.service.service import Service, service_of
+from rag_demo.service.service import Running, Service
 from torch_utils.hosting.lease import run_in_thread
 
 router = APIRouter(prefix="/documents")
 _CHUNK_DOCUMENTS, _CHUNK_BYTES = 256, 1 << 20  # of a stream, for each change
 
 
-def _writable(request: Request) -> Service:
+async def _writable(service: Running) -> Service:
     """Return the service if clients may change the index.
 
     Raises:
         Problem: They may not.
     """
-    service = service_of(request)
     if not service.settings.writable:
         raise Problem(403, "the index is read-only; start the service with --writable")
     return service
 
 
-def _checked_documents(documents: Sequence[NewDocument]) -> list[Document]:
-    """Return documents for a retriever.
-
-    Raises:
-        Problem: An id occurs twice, or metadata are not JSON.
-    """
-    fields = [(each.text, each.metadata, each.id) for each in documents]
-    try:
-        texts, metadata, ids = check_documents(*map(list, zip(*fields, strict=True)))
-    except (TypeError, ValueError) as error:
-        raise Problem(422, str(error)[:500], param="documents") from None
-    return list(map(Document, ids or (), texts, metadata))
+Writable = Annotated[Service, Depends(_writable)]
 
 
 async def _add(request: Request | None, service: Service, new: Sequence[NewDocument]) -> None:
@@ -60,33 +49,33 @@ async def _add(request: Request | None, service: Service, new: Sequence[NewDocum
     Raises:
         Problem: The documents are invalid, the queue is too long, or the change failed.
     """
-    deadline, loop, hosted = service.deadline(), asyncio.get_running_loop(), service.engine.model
-    documents = _checked_documents(new)
+    deadline, loop = service.deadline(), asyncio.get_running_loop()
+    fields = [(each.text, each.metadata, each.id) for each in new]
+    try:
+        texts, metadata, ids = check_documents(*map(list, zip(*fields, strict=True)))
+    except (TypeError, ValueError) as error:  # An id occurs twice, or metadata are not JSON.
+        raise Problem(422, str(error)[:500], param="documents") from None
+    documents = list(map(Document, ids or (), texts, metadata))
 
     def embed_documents(texts: Sequence[str]) -> Any:
-        running = service.run(request, EmbedJob(texts, hosted.max_tokens), deadline)
-        rows = asyncio.run_coroutine_threadsafe(running, loop).result()
-        return np.asarray([vector for vector, _ in rows], np.float32)
+        embedding = service.run_counted(
+            request, "model", partial(compute, "document"), texts, deadline
+        )
+        return np.stack(asyncio.run_coroutine_threadsafe(embedding, loop).result()[0])
 
     model: Any = SimpleNamespace(
-        identity=hosted.identity, dimension=hosted.dimension, embed_documents=embed_documents
+        identity=service.engine.identity, dimension=None, embed_documents=embed_documents
     )
     batch = await run_in_thread(lambda: embed(documents, model))
     await service.change(lambda retriever: retriever.store.upsert(batch), deadline)
 
 
-def _counts(service: Service, **more: Any) -> dict[str, Any]:
-    engine = service.engine
-    return {**more, "documents": engine.documents, "index_version": engine.version}
-
-
 @router.put("")
-async def put(request: Request, body: DocumentsRequest) -> JSONResponse:
+async def put(request: Request, service: Writable, body: DocumentsRequest) -> dict[str, Any]:
     """Add documents and save the index; a document replaces one with the same id."""
-    service = _writable(request)
     at_most(len(body.documents), service.settings.max_texts, "documents", "documents")
     await _add(request, service, body.documents)
-    return respond(request, _counts(service, ids=[each.id for each in body.documents]))
+    return service.state(ids=[each.id for each in body.documents])
 
 
 _LINES = {
@@ -97,13 +86,12 @@ _LINES = {
 
 
 @router.post("/bulk", openapi_extra={"requestBody": _LINES})
-async def bulk(request: Request) -> Response:
+async def bulk(request: Request, service: Writable) -> Response:
     """Add documents from lines of JSON while they arrive.
 
     The response is a line of JSON for each change that is saved, and in the end a line with the
     total or with the error; earlier changes stay.
     """
-    service = _writable(request)
 
     async def lines() -> AsyncIterator[dict[str, Any]]:
         added = 0
@@ -111,8 +99,8 @@ async def bulk(request: Request) -> Response:
             async for documents in _chunks(request, service.settings.max_body_bytes):
                 await _add(None, service, documents)
                 added += len(documents)
-                yield _counts(service, added=added)
-            yield _counts(service, added=added, finished=True)
+                yield service.state(added=added)
+            yield service.state(added=added, finished=True)
         except Problem as problem:
             if not added:  # No response has begun.
                 raise
@@ -162,26 +150,23 @@ async def _chunks(request: Request, most: int) -> AsyncIterator[list[NewDocument
 
 
 @router.post("/delete")
-async def delete_several(request: Request, body: DeleteRequest) -> JSONResponse:
+async def delete_several(service: Writable, body: DeleteRequest) -> dict[str, Any]:
     """Delete documents by ids or by a filter, and save the index."""
-    service, where = _writable(request), body.where
 
     def change(retriever: Any) -> int:
-        found = (shard.store.matching(where) for shard in shards_of(retriever))
+        found = (shard.store.matching(body.where) for shard in shards_of(retriever))
         deleted: int = retriever.delete(body.ids or [*chain.from_iterable(found)])
         return deleted
 
-    deleted = await service.change(change, service.deadline())
-    return respond(request, _counts(service, deleted=deleted))
+    return service.state(deleted=await service.change(change, service.deadline()))
 
 
 @router.get("/{document_id:path}")
-async def get(request: Request, document_id: str) -> Response:
+async def get(request: Request, service: Running, document_id: str) -> Response:
     """Return a document."""
-    service = service_of(request)
 
     def read() -> Document | None:
-        with service.engine.index.lease(1.0) as retriever:
+        with service.engine.index.host.lease(1.0) as retriever:
             found: list[Document | None] = retriever.get([document_id])
             return found[0]
 
@@ -192,11 +177,9 @@ async def get(request: Request, document_id: str) -> Response:
 
 
 @router.delete("/{document_id:path}")
-async def delete(request: Request, document_id: str) -> JSONResponse:
+async def delete(service: Writable, document_id: str) -> dict[str, Any]:
     """Delete a document and save the index."""
-    service = _writable(request)
-    deadline = service.deadline()
-    deleted = await service.change(lambda retriever: retriever.delete([document_id]), deadline)
-    if not deleted:
+    state = await delete_several(service, DeleteRequest.model_construct(ids=[document_id]))
+    if not state["deleted"]:
         raise Problem(404, "no document has this id")
-    return respond(request, _counts(service, deleted=deleted))
+    return state

@@ -1,189 +1,85 @@
-"""The work of requests: one class for each kind of job."""
+"""The work of requests, and the functions that compute it with a model or the index."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from rag_demo.service import metrics
-from rag_demo.service.engine import Engine, SearchOptions
-from rag_demo.service.responses import Problem
+import numpy as np
+
+from rag_demo.encoding.embedder import as_embedder
+from rag_demo.service.logs import REQUEST_ID
 
 _BYTES_PER_TOKEN = 3
 _SPECIAL_TOKENS = 2
 
 
-@dataclass(eq=False)
+class SearchOptions(NamedTuple):
+    """Options of a search; queries with equal options are searched together."""
+
+    top_k: int
+    min_score: float | None
+    where: Mapping[str, Any] | None
+    mode: str
+
+
 class Job:
-    """The texts of a request. Some of them are computed at a time, in their order.
+    """The inputs of a request. Some of them are computed at a time, in their order.
+
+    Args:
+        compute: Computes inputs with the model of a lane, and returns a result for each. Inputs of
+            jobs whose functions have the same repr are computed together.
+        inputs: The inputs.
+        tokens: The estimated tokens of each input.
 
     Attributes:
-        texts: What to compute.
-        max_tokens: How many tokens of a text the model reads; None if that is unknown.
-        truncate: Whether to cut off texts that are too long. Otherwise they are refused.
-        truncated: How many texts were cut off.
-        request_id: For the log.
-        answer: One result for each text. The lane makes it.
+        answer: The result of each input. The lane sets it.
         results: The results so far.
-        taken: How many texts have been taken from the queue.
+        taken: How many inputs have been taken from the queue.
+        request_id: For the log.
         queued_at: Time of creation, by ``time.perf_counter``.
     """
 
-    texts: Sequence[str]
-    max_tokens: int | None = None
-    truncate: bool = True
-    truncated: int = 0
-    request_id: str = ""
-    answer: asyncio.Future[list[Any]] = field(init=False)
-    results: list[Any] = field(default_factory=list)
-    taken: int = 0
-    queued_at: float = field(default_factory=time.perf_counter)
-
-    def __post_init__(self) -> None:
-        self.tokens = [self.estimate(text) for text in self.texts]
-
-    @property
-    def lane(self) -> Literal["model", "reranker", "words"]:
-        """The queue in which the job waits."""
-        return "model"
-
-    @property
-    def key(self) -> Any:
-        """Texts of jobs with the same key are computed together."""
-        raise NotImplementedError
-
-    def estimate(self, text: str) -> int:
-        """Return about how many tokens a text has: one for three bytes."""
-        count = _SPECIAL_TOKENS + len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN
-        return count if self.max_tokens is None else min(count, self.max_tokens)
-
-    def compute(self, engine: Engine, texts: Sequence[str]) -> Iterable[Any]:
-        """Compute texts of jobs with the same key.
-
-        Returns:
-            For each text a result, the number of its tokens, and how many the model reads.
-        """
-        raise NotImplementedError
-
-    def checked(self, result: Any, count: int, most: int | None) -> Any:
-        """Count the tokens of a text, and whether it was cut off.
-
-        Returns:
-            The result and the number of tokens that were read, or a `Problem`.
-        """
-        if most is not None and count > most:
-            if not self.truncate:
-                detail = f"a text has {count} tokens, and the model reads {most}"
-                detail += "; shorten it or set truncate to true"
-                return Problem(413, detail, param="inputs")
-            self.truncated += 1
-            count = most
-        metrics.TOKENS.inc(count)
-        return result, count
+    def __init__(
+        self, compute: Callable[..., Iterable[Any]], inputs: Sequence[Any], tokens: Sequence[int]
+    ) -> None:
+        self.compute, self.inputs, self.tokens = compute, inputs, tokens
+        self.key = repr(compute)
+        self.answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self.results: list[Any] = []
+        self.taken, self.request_id, self.queued_at = 0, REQUEST_ID.get(), time.perf_counter()
 
 
-Item = tuple[Job, str]
-"""A job and one of its texts."""
+Item = tuple[Job, Any]
+"""A job and one of its inputs."""
 
 
-@dataclass(eq=False)
-class EmbedJob(Job):
-    """Texts to embed. A result is a vector and the number of its tokens; 0 if not counted.
-
-    Attributes:
-        kind: Whether the texts are queries or documents.
-    """
-
-    kind: Literal["query", "document"] = "document"
-
-    @property
-    def key(self) -> Any:
-        """See `Job.key`."""
-        return self.kind
-
-    def compute(self, engine: Engine, texts: Sequence[str]) -> Iterable[Any]:
-        """See `Job.compute`."""
-        model = engine.model
-        embed = model.embed_queries if self.kind == "query" else model.embed_documents
-        return zip(embed(texts), model.count_tokens(texts, self.kind), repeat(model.max_tokens))
+def estimate(texts: Sequence[str], most: int | None = None) -> list[int]:
+    """Return about how many tokens texts have: one for three bytes, and at most ``most``."""
+    sizes = (len(text.encode("utf-8", "replace")) for text in texts)
+    counts = (_SPECIAL_TOKENS + size // _BYTES_PER_TOKEN for size in sizes)
+    return list(counts) if most is None else [min(count, most) for count in counts]
 
 
-@dataclass(eq=False)
-class SearchJob(Job):
-    """Queries to search. A result is the list of a query's `SearchResult`s."""
-
-    options: SearchOptions = field(kw_only=True)
-    vectors: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def lane(self) -> Literal["model", "words"]:
-        """See `Job.lane`."""
-        return "words" if self.options.mode == "bm25" else "model"
-
-    @property
-    def key(self) -> Any:
-        """See `Job.key`."""
-        return repr(self.options)
-
-    def compute(self, engine: Engine, texts: Sequence[str]) -> Iterable[Any]:
-        """See `Job.compute`."""
-        return zip(engine.search(texts, self.vectors, self.options))
-
-    def checked(self, result: Any, count: int = 0, most: int | None = None) -> Any:
-        """See `Job.checked`."""
-        return result
+def embed(kind: str, model: Any, texts: Sequence[str]) -> list[tuple[Any, int]]:
+    """Return the vector and the number of tokens of each text; 0 if the model cannot count."""
+    embed_texts = as_embedder(model).embed_queries if kind == "query" else model.embed_documents
+    vectors = np.asarray(embed_texts(list(texts)), np.float32)
+    count = getattr(model, "count_tokens", None)
+    counts = count(list(texts), kind) if count else [0] * len(texts)
+    return list(zip(vectors, counts, strict=True))
 
 
-@dataclass(eq=False)
-class RerankJob(Job):
-    """Texts to score as answers to a query. A result is a logit and the number of tokens."""
-
-    query: str = ""
-
-    @property
-    def lane(self) -> Literal["reranker"]:
-        """See `Job.lane`."""
-        return "reranker"
-
-    @property
-    def key(self) -> Any:
-        """See `Job.key`."""
-        return self
-
-    def estimate(self, text: str) -> int:
-        """See `Job.estimate`."""
-        return super().estimate(self.query + text)
-
-    def compute(self, engine: Engine, texts: Sequence[str]) -> Iterable[Any]:
-        """See `Job.compute`."""
-        assert engine.reranker is not None
-        return zip(*engine.rerank(self.query, texts), repeat(engine.reranker.max_tokens))
+def search(options: SearchOptions, index: Any, inputs: Sequence[tuple[str, Any]]) -> list[Any]:
+    """Return the results of queries with vectors; the mode bm25 needs no vectors."""
+    queries, vectors = zip(*inputs, strict=True)
+    known = None if options.mode == "bm25" else np.stack(vectors)
+    found: list[Any] = index.search_batch(queries, *options, vectors=known)
+    return found
 
 
-def compute(engine: Engine, items: Sequence[Item]) -> list[Any]:
-    """Compute texts of several jobs together.
-
-    Returns:
-        For each text its result, or a `Problem` that is the job's own fault.
-    """
-    searches = [(job, text) for job, text in items if isinstance(job, SearchJob)]
-    queries = dict.fromkeys(text for job, text in searches if job.lane == "model")
-    found = engine.model.embed_queries([*queries]) if queries else ()
-    vectors = dict(zip(queries, found, strict=True))
-    groups: dict[Any, list[int]] = {}
-    for row, (job, _) in enumerate(items):
-        groups.setdefault(job.key, []).append(row)
-    results: list[Any] = [None] * len(items)
-    for rows in groups.values():
-        job = items[rows[0]][0]
-        if isinstance(job, SearchJob):
-            job.vectors = vectors
-        for row, outcome in zip(
-            rows, job.compute(engine, [items[n][1] for n in rows]), strict=True
-        ):
-            results[row] = items[row][0].checked(*outcome)
-    return results
+def rerank(query: str, reranker: Any, texts: Sequence[str]) -> list[tuple[float, int]]:
+    """Return the logit and the number of tokens of each text with the query."""
+    return list(zip(*reranker.score_and_count(query, texts), strict=True))

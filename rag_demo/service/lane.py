@@ -1,4 +1,4 @@
-"""Lane: the queue of a model and the thread that computes.
+"""Lane: the queue of a model or the index, and the thread that computes.
 
 Small jobs go before bulk, and each takes its turn. A bulk job is computed in parts, and whole jobs
 are finished in order. A batch never waits for more requests; requests that arrive while a batch
@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import groupby
 from queue import Queue as Calls
 from typing import Any
@@ -22,31 +23,28 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 
 from rag_demo.service import metrics
-from rag_demo.service.engine import Engine, Hosted
-from rag_demo.service.jobs import Item, Job, compute
-from rag_demo.service.logs import REQUEST_ID
+from rag_demo.service.engine import Hosted
+from rag_demo.service.jobs import Item, Job
 from rag_demo.service.responses import Problem, overloaded, problem_of
+from rag_demo.service.settings import Settings
 
 log = logging.getLogger("rag_demo.service")
 _BULK_TOKENS = 1024  # of a job; a smaller one goes before bulk
-_TURN_S = 0.05  # of bulk work while small jobs arrive
-_QUIET_TURN_S = 0.25  # otherwise
-_QUIET_AFTER_S = 1.0
-_SMALL_TURN_S = 0.25
+_SMALL_TURN_S, _BULK_TURN_S = 0.25, 0.05
 _FIRST_TOKENS = 256  # in a batch before anything is measured
 _SAFETY = 0.8  # A measured rate may be too high.
 _STALE_S = 60.0  # An older rate refuses nothing.
 _FORGET = 0.8  # the weight of earlier batches in the measured rate
 _CLOSING_S = 3.0
-_LOADING = "loading the model"
+_LOADING = "a load"
 
 
 class Queue:
-    """Texts in the order of their arrival, and the measured rate at which they are finished."""
+    """Inputs in the order of their arrival, and the measured rate at which they are finished."""
 
     def __init__(self) -> None:
         self.items: deque[Item] = deque()
-        self.tokens = self.taken = 0  # of texts that wait, and of the batch that runs
+        self.tokens = self.taken = 0  # of inputs that wait, and of the batch that runs
         self._done, self._seconds, self._measured_at = 0.0, 0.0, 0.0
 
     @property
@@ -55,7 +53,7 @@ class Queue:
         return self._done / self._seconds if self._seconds else None
 
     def admit(self, job: Job, left_s: float) -> None:
-        """Append the texts of a job.
+        """Append the inputs of a job.
 
         Raises:
             Problem: By the measured rate it would not be finished in time.
@@ -71,14 +69,14 @@ class Queue:
                 metrics.REFUSED.inc()
                 detail = f"requests for about {wait_s:.0f} s are waiting"
                 raise overloaded(wait_s - left_s, f"{detail}; try again after Retry-After")
-        self.items.extend((job, text) for text in job.texts)
+        self.items.extend((job, each) for each in job.inputs)
         self.tokens += tokens
 
     def take(self, budget: float) -> list[Item]:
-        """Take texts of about so many tokens, and at least one text."""
+        """Take inputs of about so many tokens, and at least one; those of one key are together."""
         items: list[Item] = []
         while self.items:
-            job, text = self.items[0]
+            job, _ = self.items[0]
             if not job.answer.done():  # Otherwise it was dropped.
                 tokens = job.tokens[job.taken]
                 if items and tokens > budget:
@@ -86,14 +84,14 @@ class Queue:
                 budget -= tokens
                 job.taken += 1
                 self.tokens, self.taken = self.tokens - tokens, self.taken + tokens
-                items.append((job, text))
+                items.append(self.items[0])
             self.items.popleft()
-        return items
+        return sorted(items, key=lambda item: item[0].key)
 
     def drop(self, job: Job) -> None:
-        """Forget the tokens of a job that is answered before all its texts were taken."""
+        """Forget the tokens of a job that is answered before all its inputs were taken."""
         self.tokens -= sum(job.tokens[job.taken :])
-        job.taken = len(job.texts)
+        job.taken = len(job.inputs)
 
     def measure(self, seconds: float) -> None:
         """Count a batch that has succeeded; what fails at once would look fast."""
@@ -102,64 +100,31 @@ class Queue:
         self._measured_at = time.perf_counter()
 
 
-class DaemonThread:
-    """Runs calls one after the other in a daemon thread, until `stop`.
+class Lane:
+    """Two queues for one model, and a daemon thread. Belongs to one event loop.
 
     The interpreter joins the threads of `concurrent.futures` at exit, so a call that hangs would
-    keep the process from ending.
-    """
-
-    def __init__(self, name: str) -> None:
-        # A thread that waits in C, as in SimpleQueue, would make `release` keep tensors.
-        self._calls: Calls[Any] = Calls()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Queue a call and return its future in the running event loop."""
-        future: Future[Any] = Future()
-        self._calls.put((future, function, arguments))
-        return asyncio.wrap_future(future)
-
-    def stop(self) -> None:
-        """End the thread after the calls that are queued now."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (item := self._calls.get()) is not None:
-            future, function, arguments = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function(*arguments))
-                except Exception as error:  # For the caller.
-                    future.set_exception(error)
-                except BaseException as error:  # A panic or SystemExit must not end the loop.
-                    future.set_exception(RuntimeError(f"the call raised {error!r}"))
-            del item, future, function, arguments
-
-
-class Lane:
-    """Two queues for one model, and a thread. Belongs to one event loop.
-
-    If a batch fails, its parts run again one by one, so that only the job at fault fails.
+    keep the process from ending. If a batch fails, its jobs run again one by one, so that only the
+    job at fault fails.
 
     Args:
         name: The name, for threads and metrics.
-        engine: The models and the index.
-        model: The model that the jobs need; None if they need only the index.
+        hosted: The model or the index.
+        settings: The service's settings.
     """
 
-    def __init__(self, name: str, engine: Engine, model: Hosted | None) -> None:
-        self.name, self._engine, self._model = name, engine, model
-        self._settings = engine.settings
+    def __init__(self, name: str, hosted: Hosted, settings: Settings) -> None:
+        self.name, self.hosted, self._settings = name, hosted, settings
         self._small, self._bulk = Queue(), Queue()
-        self._last_small = 0.0
-        self._wake, self._turn = asyncio.Event(), asyncio.Lock()
+        self._wake = asyncio.Event()
         self._is_closed = self._is_stopping = False
-        self._running: list[Item] = []
-        self._thread = DaemonThread(f"rag_demo.{name}")
+        self._refusal = asyncio.get_running_loop().create_future()  # of jobs that need a load
         self._phase: tuple[str, float, float] | None = None  # what runs, since when, its limit
+        # A thread that waits in C, as in SimpleQueue, would make `release` keep tensors.
+        self._calls: Calls[Any] = Calls()
         small, bulk = self._small, self._bulk
         metrics.WAITING.labels(name).set_function(lambda: small.tokens + bulk.tokens)
+        threading.Thread(target=self._call_all, name=f"rag_demo.{name}", daemon=True).start()
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"lane {name}")
 
     @property
@@ -168,11 +133,12 @@ class Lane:
         if self._task.done() and not self._is_closed:
             return "the service has stopped working on requests; restart it"
         if (phase := self._phase) is not None and time.monotonic() - phase[1] > phase[2]:
-            return f"{phase[0]} has not ended for more than {phase[2]:g} s"
+            return f"{phase[0]} of the {self.name} has not ended for more than {phase[2]:g} s"
         return ""
 
     @property
-    def _is_loading(self) -> bool:
+    def is_loading(self) -> bool:
+        """Whether a load is under way."""
         return (phase := self._phase) is not None and phase[0] == _LOADING
 
     async def run(self, request: Any, job: Job, deadline: float) -> list[Any]:
@@ -185,34 +151,38 @@ class Lane:
             deadline: When the answer is due, in seconds of the event loop's clock.
 
         Returns:
-            A result for each text.
+            A result for each input.
 
         Raises:
             Problem: The queue is too long, the deadline has passed, or the job failed.
             ClientDisconnect: The client has closed its connection.
         """
-        if self._is_closed or (self._is_stopping and self._is_loading):
+        if self._is_closed or self._refusal.done():
             raise _stopping()
         if reason := self.failure:
             raise overloaded(5, reason, status=503)
-        if self._model is not None and self._model.error is not None:
-            raise problem_of(self._model.error)
+        if self.hosted.error is not None:
+            raise problem_of(self.hosted.error)
         left_s = deadline - asyncio.get_running_loop().time()
         queue = self._small if sum(job.tokens) <= _BULK_TOKENS else self._bulk
-        job.answer, job.request_id = asyncio.get_running_loop().create_future(), REQUEST_ID.get()
         queue.admit(job, left_s)
         self._wake.set()
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnect(request))
         try:
             await asyncio.wait(
-                {job.answer, gone}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
+                {job.answer, self._refusal, gone},
+                timeout=max(0.0, left_s),
+                return_when=asyncio.FIRST_COMPLETED,
             )
             if job.answer.done():
                 return job.answer.result()
+            if self._refusal.done():
+                raise _stopping()
             if gone.done():
                 raise ClientDisconnect
             message = f"the answer was not ready within {self._settings.timeout:g} s"
-            raise overloaded(5, message, status=504 if job.taken else 503)
+            has_begun = job.taken and not self.is_loading
+            raise overloaded(5, message, status=504 if has_begun else 503)
         finally:
             job.answer.cancel()
             queue.drop(job)
@@ -220,17 +190,27 @@ class Lane:
             await asyncio.gather(gone, return_exceptions=True)
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function between two batches."""
-        async with self._turn:
-            return await self._thread.call(function)
+        """Call a function in the thread, between two batches."""
+        future: Future[Any] = Future()
+        self._calls.put((future, function))
+        return await asyncio.wrap_future(future)
+
+    def _call_all(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, function = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:  # A panic or SystemExit must not end the loop.
+                    is_usual = isinstance(error, Exception)
+                    future.set_exception(error if is_usual else RuntimeError(repr(error)))
+            del item, future, function
 
     def stop_loading(self) -> None:
         """Refuse what needs a load from now on: it may take longer than a stop."""
         self._is_stopping = True
-        if self._is_loading:
-            for job, _ in [*self._small.items, *self._bulk.items, *self._running]:
-                if not job.answer.done():
-                    job.answer.set_exception(_stopping())
+        if self.is_loading and not self._refusal.done():
+            self._refusal.set_result(None)
 
     async def close(self) -> bool:
         """Finish the queues and stop. Do not wait for a load.
@@ -241,26 +221,21 @@ class Lane:
         self._is_closed = True
         self._wake.set()
         self.stop_loading()
-        if not self._is_loading:
+        if not self.is_loading:
             await asyncio.wait([self._task], timeout=_CLOSING_S)
         self._task.cancel()
-        self._thread.stop()
+        self._calls.put(None)
         return self._phase is None
 
     async def _work(self) -> None:
         while True:
             is_busy = False
             self._wake.clear()
-            quiet = time.perf_counter() - self._last_small > _QUIET_AFTER_S
-            for queue, turn_s in (
-                (self._small, _SMALL_TURN_S),
-                (self._bulk, _QUIET_TURN_S if quiet else _TURN_S),
-            ):
+            for queue, turn_s in ((self._small, _SMALL_TURN_S), (self._bulk, _BULK_TURN_S)):
                 budget = _FIRST_TOKENS if queue.rate is None else queue.rate * turn_s
-                async with self._turn:
-                    if items := queue.take(min(budget, self._settings.batch_tokens)):
-                        is_busy = True
-                        await self._compute(queue, items)
+                if items := queue.take(min(budget, self._settings.batch_tokens)):
+                    is_busy = True
+                    await self._compute(queue, items)
             if not is_busy:
                 if self._is_closed:
                     return
@@ -268,14 +243,10 @@ class Lane:
 
     async def _compute(self, queue: Queue, items: list[Item]) -> None:
         started = time.perf_counter()
-        if queue is self._small:
-            self._last_small = started
         metrics.BATCH.labels(self.name).observe(queue.taken)
         for job in dict.fromkeys(job for job, _ in items if not job.results):
             metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
-        self._running = items
-        outcomes, seconds = await self._thread.call(self._run, items)
-        self._running = []
+        outcomes, seconds = await self.call(partial(self._run, items))
         if not any(isinstance(outcome, Problem) for outcome in outcomes):
             queue.measure(seconds)
         queue.taken = 0
@@ -287,7 +258,7 @@ class Lane:
                 job.answer.set_exception(outcome)
                 continue
             job.results.append(outcome)
-            if len(job.results) == len(job.texts):
+            if len(job.results) == len(job.inputs):
                 job.answer.set_result(job.results)
 
     @contextlib.contextmanager
@@ -298,43 +269,50 @@ class Lane:
         finally:
             self._phase = None
 
+    def _model(self, stack: contextlib.ExitStack) -> Any:
+        if self._is_stopping and self.hosted.host.state != "loaded":
+            raise _stopping()
+        with self._limited(_LOADING, self._settings.load_timeout):
+            return stack.enter_context(self.hosted.lease())
+
     def load(self) -> None:
         """Load the model, even if the last load has failed. Runs in the thread, by `call`.
 
         Raises:
             Exception: The load failed.
         """
-        if self._model is not None:
-            if self._is_stopping and self._model.host.state != "loaded":
-                raise _stopping()
-            with self._limited(_LOADING, self._settings.load_timeout):
-                self._model.load()
+        with contextlib.ExitStack() as stack:
+            self._model(stack)
 
     def _run(self, items: list[Item]) -> tuple[list[Any], float]:
-        """Return the result of each text or a `Problem`, and the seconds without a load.
+        """Return the result of each input or a `Problem`, and the seconds without a load.
 
         Runs in the thread.
         """
-        try:
-            if self._model is not None and self._model.error is not None:
-                raise self._model.error  # Only `load` tries again.
-            self.load()
-        except BaseException as error:  # After any error the next attempt may succeed.
-            return [_failed(error, items[0][0])] * len(items), 0.0
-        started = time.perf_counter()
-        return self._answers(items), time.perf_counter() - started
+        with contextlib.ExitStack() as stack:
+            try:
+                if self.hosted.error is not None:
+                    raise self.hosted.error  # Only `load` tries again.
+                model = self._model(stack)
+            except BaseException as error:  # After any error the next attempt may succeed.
+                return [_failed(error, items[0][0])] * len(items), 0.0
+            started, outcomes = time.perf_counter(), []
+            for _, group in groupby(items, lambda item: item[0].key):
+                outcomes += self._answers(model, list(group))
+            return outcomes, time.perf_counter() - started
 
-    def _answers(self, items: list[Item]) -> list[Any]:
+    def _answers(self, model: Any, items: list[Item]) -> list[Any]:
+        job = items[0][0]
         try:
-            with self._limited("a call of the model", self._settings.hang_timeout):
-                return compute(self._engine, items)
+            with self._limited("a call", self._settings.hang_timeout):
+                return list(job.compute(model, [each for _, each in items]))
         except BaseException as error:
             # A tokenizer's panic or a model's sys.exit() must not end the thread.
             parts = [list(part) for _, part in groupby(items, lambda item: id(item[0]))]
             if len(parts) == 1:
-                return [_failed(error, items[0][0])] * len(items)
+                return [_failed(error, job)] * len(items)
             log.debug("a batch of %d jobs failed and is retried one by one: %r", len(parts), error)
-            return [outcome for part in parts for outcome in self._answers(part)]
+            return [outcome for part in parts for outcome in self._answers(model, part)]
 
 
 def _stopping() -> Problem:

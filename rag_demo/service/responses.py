@@ -8,9 +8,7 @@ from __future__ import annotations
 import http
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -27,20 +25,19 @@ from rag_demo.errors import (
     PostgresError,
     UnstorableError,
 )
-from rag_demo.service import metrics
 
 BEARER = HTTPBearer(auto_error=False, description="A client's token, or the admin token.")
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_CHARS = 300  # of one field of an error
 _MAX_ERRORS = 10
-_UNION = re.compile(
-    r"\[|^(str|constrained-str|RerankDocument|RerankRequest|DocumentsRerankRequest)$"
-)
 _TEI_PATHS = ("/", "/embed", "/rerank", "/info")
 _TEI_STATUSES = {"empty": 400, "unavailable": 424}
-_KINDS = {  # by status, as each API names them
-    "tei": {400: "Empty", 401: "Unauthorized", 424: "Backend", 429: "Overloaded"},
-    "openai": {429: "rate_limit_error"},
+_TEI_KINDS = {400: "Empty", 401: "Unauthorized", 424: "Backend", 429: "Overloaded"}
+_REASONS = {
+    ModelMismatchError: "the index was made with another model",
+    IndexFileError: "the index is missing or damaged",
+    ModelError: "the model cannot be loaded",
+    PostgresError: "the database cannot be reached",
 }
 
 
@@ -54,18 +51,21 @@ class Problem(HTTPException):
             routes of text-embeddings-inference.
         param: The field of the request that is wrong.
         headers: Headers of the response.
-
-    Attributes:
         errors: Several errors, each with a JSON pointer into the request.
     """
 
-    errors: Sequence[Mapping[str, str]] = ()
-
     def __init__(
-        self, status: int, detail: str, *, code: str = "", param: str = "", headers: Any = None
+        self,
+        status: int,
+        detail: str,
+        *,
+        code: str = "",
+        param: str = "",
+        headers: Any = None,
+        errors: Sequence[Mapping[str, str]] = (),
     ) -> None:
         super().__init__(status, detail, headers)
-        self.code, self.param = code, param
+        self.code, self.param, self.errors = code, param, errors
 
 
 def overloaded(wait_s: float, detail: str, status: int = 429) -> Problem:
@@ -74,17 +74,10 @@ def overloaded(wait_s: float, detail: str, status: int = 429) -> Problem:
     return Problem(status, detail, code="overloaded", headers={"retry-after": seconds})
 
 
-def public_reason(error: BaseException | None) -> str:
+def public_reason(error: BaseException) -> str:
     """Describe an error without the names of files and databases."""
-    for kind, reason in (
-        (ModelMismatchError, "the index was made with another model"),
-        (IndexFileError, "the index is missing or damaged"),
-        (ModelError, "the model cannot be loaded"),
-        (PostgresError, "the database cannot be reached"),
-    ):
-        if isinstance(error, kind):
-            return reason
-    return "the model or the index cannot be used now"
+    unknown = "the model or the index cannot be used now"
+    return next((text for kind, text in _REASONS.items() if isinstance(error, kind)), unknown)
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -105,17 +98,17 @@ def problem_response(problem: Problem, path: str, request_id: str) -> Response:
     content: dict[str, Any]
     if path in _TEI_PATHS:
         status = _TEI_STATUSES.get(problem.code, status)
-        kind = "Unhealthy" if status >= 500 else "Validation"
-        content = {"error": message, "error_type": _KINDS["tei"].get(status, kind)}
-    elif path.startswith(("/v1/", "/v2/")):
+        kind = _TEI_KINDS.get(status, "Unhealthy" if status >= 500 else "Validation")
+        content = {"error": message, "error_type": kind}
+    elif path.startswith("/v2/"):  # Cohere
+        status = 400 if status == 422 else status
+        content = {"message": message, "id": request_id}
+    elif path.startswith("/v1/"):  # OpenAI
         status = 400 if status == 422 else status
         kind = "server_error" if status >= 500 else "invalid_request_error"
-        kind = _KINDS["openai"].get(status, kind)
-        error = {"message": message, "type": kind, "param": problem.param or None}
-        error["code"] = problem.code or None
-        content = {"error": error}
-        if path.startswith("/v2/"):  # Cohere
-            content = {"message": message, "id": request_id}
+        kind = "rate_limit_error" if status == 429 else kind
+        code, param = problem.code or None, problem.param or None
+        content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     else:
         media_type = "application/problem+json"
         content = {
@@ -131,7 +124,7 @@ def problem_response(problem: Problem, path: str, request_id: str) -> Response:
     return Response(orjson.dumps(content), status, problem.headers, media_type)
 
 
-async def respond_to_error(request: Request, error: Exception) -> Response:
+async def respond_to_error(request: Request, error: Any) -> Response:
     """Return the response for a `Problem`, or for an error of the framework.
 
     Raises:
@@ -140,21 +133,10 @@ async def respond_to_error(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, ClientDisconnect):
         raise error.__cause__
     if isinstance(error, RequestValidationError):
-        problem = _invalid_request(request, error)
-    elif isinstance(error, Problem):
-        problem = error
-    else:
-        assert isinstance(error, HTTPException)
-        problem = Problem(error.status_code, error.detail, headers=error.headers)
-        if error.status_code == 405:  # starlette names the methods of one route.
-            found = [
-                each
-                for each in request.scope["routes"]
-                if each.path_regex.match(request.scope["path"])
-            ]
-            methods = sorted({method for each in found for method in each.methods})
-            problem.headers = {"allow": ", ".join(methods)}
-    return problem_response(problem, request.scope["path"], request.scope["request_id"])
+        error = _invalid_request(request, error)
+    elif not isinstance(error, Problem):
+        error = Problem(error.status_code, error.detail, headers=error.headers)
+    return problem_response(error, request.scope["path"], request.scope["request_id"])
 
 
 def _invalid_request(request: Request, error: RequestValidationError) -> Problem:
@@ -165,26 +147,19 @@ def _invalid_request(request: Request, error: RequestValidationError) -> Problem
     is_empty = any(each["type"] in ("too_short", "string_too_short") for each in found)
     is_json = "json" in request.headers.get("content-type", "")
     hint = "" if is_json else "; send it with content-type: application/json"
-    problem = Problem(
+    return Problem(
         422,
         f"the request is invalid; see errors, and /openapi.json for the fields{hint}",
         code="empty" if is_empty else "invalid_request",
         param=str([*found[0]["loc"], ""][1])[:_MAX_CHARS],
+        errors=[
+            {
+                "pointer": "/".join(["#", *map(str, each["loc"][1:])])[:_MAX_CHARS],
+                "detail": str(each["msg"]).removeprefix("Value error, ")[:_MAX_CHARS],
+            }
+            for each in found
+        ],
     )
-    problem.errors = [
-        {
-            "pointer": _pointer(each["loc"][1:]),
-            "detail": str(each["msg"]).removeprefix("Value error, ")[:_MAX_CHARS],
-        }
-        for each in found
-    ]
-    return problem
-
-
-def _pointer(path: Sequence[str | int]) -> str:
-    """Return a JSON pointer, without pydantic's names for the members of a union."""
-    parts = [str(part) for part in path if not _UNION.search(str(part))]
-    return "#" + "".join(f"/{part}" for part in parts)[:_MAX_CHARS]
 
 
 class JSONResponse(Response):
@@ -211,7 +186,6 @@ def respond(request: Request, content: Any, *, truncated: int = 0) -> JSONRespon
     service = request.state.service
     headers = {"x-index-version": service.engine.version}
     if truncated:
-        metrics.TRUNCATED.inc(truncated)
         headers["x-truncated-texts"] = str(truncated)
     response = JSONResponse(content, headers=headers)
     most = service.settings.max_response_bytes
@@ -231,12 +205,12 @@ def at_most(count: int, most: int, what: str, param: str) -> None:
         raise Problem(413, f"{count:,} {what}; at most {most:,} are allowed", param=param)
 
 
-def check_model(model: str, name: str, model_id: str) -> None:
-    """Check that a request names the model that is served.
+def check_model(model: str, *names: str) -> None:
+    """Check that a request names the model that is served, by one of its names.
 
     Raises:
         Problem: It names another model.
     """
-    if model not in (name, model_id, Path(model_id).name, "default"):
-        detail = f"the model {model[:200]!r} does not exist; available: {name!r}, 'default'"
+    if model not in (*names, *(each.rpartition("/")[2] for each in names), "default"):
+        detail = f"the model {model[:200]!r} does not exist; available: {names[0]!r}, 'default'"
         raise Problem(404, detail, param="model", code="model_not_found")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from rag_demo.errors import IndexChangedError, PostgresError, RagDemoError
 from rag_demo.service import metrics
-from rag_demo.service.engine import Engine, Hosted, LoadModel
-from rag_demo.service.jobs import Job
+from rag_demo.service.engine import Engine, LoadModel
+from rag_demo.service.jobs import Job, estimate
 from rag_demo.service.lane import Lane
 from rag_demo.service.responses import Problem, overloaded, public_reason
 from rag_demo.service.settings import Settings, Tokens
@@ -26,7 +25,6 @@ log = logging.getLogger("rag_demo.service")
 _TICK_S = 0.5
 _LONGEST_PAUSE_S = 30.0  # between two loads that fail
 _CLOSING_S = 3.0
-_REPORTED = ("freed_bytes", "returned_bytes", "duration_s")  # Holders may be files of the server.
 
 
 class Service:
@@ -50,18 +48,16 @@ class Service:
         self.draining = False
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
-        self.engine = engine = Engine(settings, load)
+        self.engine = Engine(settings, load)
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.lanes = {"words": Lane("words", engine, None)}
-        for name, model in zip(("model", "reranker"), engine.models, strict=False):
-            self.lanes[name] = Lane(name, engine, model)
-            self.start(self._keep_loaded(self.lanes[name], model))
+        self.lanes = {
+            name: Lane(name, hosted, settings) for name, hosted in self.engine.hosted.items()
+        }
+        for lane in self.lanes.values():
+            self.start(self._keep_loaded(lane))
         if settings.reload_interval and not settings.writable:
             self.start(self._watch())
-        for figure in metrics.POOL_FIGURES:
-            metrics.POOL.labels(figure).set_function(partial(engine.pool, figure))
-        self._show_version()
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in the background, at most until `close`."""
@@ -89,19 +85,51 @@ class Service:
         else:
             log.info("stopped: the models and the index are closed")
 
-    async def run(
-        self, request: Request | None, job: Job, deadline: float | None = None
-    ) -> list[Any]:
-        """Run a job in its lane; see `Lane.run`. By default the deadline is ``timeout`` from now.
-
-        Returns:
-            One result for each text.
-        """
-        return await self.lanes[job.lane].run(request, job, deadline or self.deadline())
-
     def deadline(self) -> float:
         """Return when the answer to a request that arrives now is due, by the loop's clock."""
         return asyncio.get_running_loop().time() + self.settings.timeout
+
+    async def run_counted(
+        self,
+        request: Request | None,
+        lane: str,
+        compute: Callable[..., Any],
+        texts: Sequence[str],
+        deadline: float | None = None,
+        *,
+        truncate: bool = True,
+    ) -> tuple[list[Any], int, int]:
+        """Run a job whose function gives a result and the number of tokens of each text.
+
+        Args:
+            request: See `Lane.run`.
+            lane: "model" or "reranker".
+            compute: See `Job`.
+            texts: The texts.
+            deadline: See `Lane.run`; by default ``timeout`` from now.
+            truncate: Whether to cut off texts that are too long. Otherwise they are refused.
+
+        Returns:
+            The results, the number of tokens that were read, and how many texts were cut off.
+        """
+        hosted = self.lanes[lane].hosted
+        job = Job(compute, texts, estimate(texts, hosted.max_tokens))
+        rows = await self.lanes[lane].run(request, job, deadline or self.deadline())
+        most = hosted.max_tokens or max(count for _, count in rows)
+        truncated = sum(count > most for _, count in rows)
+        if truncated and not truncate:
+            detail = f"{truncated} texts have more than the {most} tokens that the model reads"
+            detail += "; shorten them or set truncate to true"
+            raise Problem(413, detail, param="inputs")
+        tokens = sum(min(count, most) for _, count in rows)
+        metrics.TOKENS.inc(tokens)
+        metrics.TRUNCATED.inc(truncated)
+        return [result for result, _ in rows], tokens, truncated
+
+    def state(self, **more: Any) -> dict[str, Any]:
+        """Return the number of documents and the version of the index, with more fields."""
+        engine = self.engine
+        return {**more, "documents": engine.documents, "index_version": engine.version}
 
     @property
     def hang(self) -> str:
@@ -115,33 +143,30 @@ class Service:
         if reason := self.hang:
             log.warning("not ready: %s", reason)
             return reason
-        for model in self.engine.models:
-            if model.error is not None:
-                return public_reason(model.error)
-            if not model.has_loaded:
-                return "the model is being loaded"
-        if self.engine.databases or self.engine.index.state != "loaded":
+        for name, hosted in self.engine.hosted.items():
+            if hosted.error is not None:
+                return public_reason(hosted.error)
+            if not hosted.has_loaded:
+                return f"the {name} is being loaded"
+        if self.engine.databases:
             try:
-                self.engine.documents, self.engine.version = await run_in_thread(self.engine.look)
-                self._show_version()
+                self.engine.set_state(*await run_in_thread(self.engine.look))
             except RagDemoError as error:
                 log.warning("not ready: %s", error)
                 return public_reason(error)
         return ""
 
-    async def _keep_loaded(self, lane: Lane, model: Hosted) -> None:
+    async def _keep_loaded(self, lane: Lane) -> None:
         """Load the model, and retry after failures: an unready service gets no requests."""
-        pause_s = _TICK_S
+        hosted, pause_s = lane.hosted, _TICK_S
         while True:
-            if model.error is not None or not model.has_loaded:
+            if hosted.error is not None or not hosted.has_loaded:
                 try:
-                    if lane.name == "model":
-                        await lane.call(self.engine.index.load)
                     await lane.call(lane.load)
-                    log.info("loaded %s", model.host.name)
+                    log.info("loaded %s", hosted.host.name)
                     pause_s = _TICK_S
                 except Exception as error:  # After any error the next attempt may succeed.
-                    is_lasting = isinstance(error, RagDemoError) and not model.has_loaded
+                    is_lasting = isinstance(error, RagDemoError) and not hosted.has_loaded
                     if is_lasting and not isinstance(error, PostgresError):
                         self.failure = error
                         self.on_failure()
@@ -161,35 +186,23 @@ class Service:
             except Exception as error:  # The old version stays in use, whatever the error is.
                 log.error("no new version can be opened: %r", error)
 
-    async def reload(self) -> dict[str, Any]:
+    async def reload(self) -> None:
         """Open the index again. The old one answers until the new one is open.
-
-        Returns:
-            The number of documents now and before, the version and the duration in seconds.
 
         Raises:
             Problem: The new index cannot be opened; the old one stays in use.
         """
         async with self._changing:
-            return await self._reload()
+            await self._reload()
 
-    async def _reload(self) -> dict[str, Any]:
-        started, before = time.perf_counter(), self.engine.documents
+    async def _reload(self) -> None:
         try:
             await run_in_thread(self.engine.reload)
         except Exception as error:
             # After any error of the new index the old one still works.
             log.error("reload failed, the old index stays in use: %s", error, exc_info=error)
             raise Problem(409, f"{public_reason(error)}; the old index is still in use") from None
-        self._show_version()
-        documents, seconds = self.engine.documents, time.perf_counter() - started
-        log.info("reloaded: %d documents, %d before, in %.1f s", documents, before, seconds)
-        return {
-            "documents": documents,
-            "documents_before": before,
-            "index_version": self.engine.version,
-            "duration_s": seconds,
-        }
+        log.info("reloaded: %d documents", self.engine.documents)
 
     async def reload_on_signal(self) -> None:
         """Read tokens again, and reload."""
@@ -209,19 +222,22 @@ class Service:
         Raises:
             Problem: The name is unknown, or the model is in use.
         """
-        hosts = self.engine.hosts
-        if name not in hosts:
-            raise Problem(404, f"unknown model; available: {', '.join(hosts)}")
-        is_reranker = hosts[name] is self.engine.models[-1].host and len(hosts) > 2
-        lane = self.lanes["reranker" if is_reranker else "model"]
+        lane = next((each for each in self.lanes.values() if each.hosted.host.name == name), None)
+        if lane is None:
+            raise Problem(404, "unknown model; see /admin/models")
         try:
-            if lane.failure or hosts[name].state == "loading":
+            if lane.failure or lane.is_loading:
                 raise ModelInUseError
-            report = await lane.call(hosts[name].unload)
+            report = await lane.call(lane.hosted.host.unload)
         except ModelInUseError:
             raise Problem(409, "the model is in use; try again") from None
-        counts = {"still_held": len(report.still_held), "errors": len(report.errors)}
-        return {**counts, **{field: getattr(report, field) for field in _REPORTED}}
+        return {  # Holders may be files of the server.
+            "freed_bytes": report.freed_bytes,
+            "returned_bytes": report.returned_bytes,
+            "duration_s": report.duration_s,
+            "still_held": len(report.still_held),
+            "errors": len(report.errors),
+        }
 
     async def change(self, change: Callable[[Any], Any], deadline: float) -> Any:
         """Change the index and save it. Searches continue meanwhile.
@@ -238,20 +254,18 @@ class Service:
                 is over; the change is then either saved or not.
         """
         left_s = deadline - asyncio.get_running_loop().time()
-        changing = self.start(self._change(change))
-        done, _ = await asyncio.wait([changing], timeout=max(0.0, left_s))
-        if not done:
-            changing.add_done_callback(lambda task: task.cancelled() or task.exception())
-            raise overloaded(5, "the change takes too long; it may still be saved", status=504)
-        return changing.result()
+        changing = asyncio.shield(self.start(self._change(change)))
+        try:
+            return await asyncio.wait_for(changing, max(0.0, left_s))
+        except asyncio.TimeoutError:
+            detail = "the change takes too long; it may still be saved"
+            raise overloaded(5, detail, status=504) from None
 
     async def _change(self, change: Callable[[Any], Any]) -> Any:
         async with self._changing:
-            for attempt in (1, 2):
+            for is_last in (False, True):
                 try:
-                    result = await run_in_thread(partial(self.engine.change, change))
-                    self._show_version()
-                    return result
+                    return await run_in_thread(partial(self.engine.change, change))
                 except PostgresError:  # A transaction was rolled back.
                     raise
                 except (TypeError, ValueError) as error:  # The client's documents are invalid.
@@ -259,19 +273,17 @@ class Service:
                 except Exception as error:  # From the disk, or another process has changed it.
                     log.error("the index cannot be changed: %s", error, exc_info=error)
                     await self._reload()  # After any failure the index must match its files again.
-                    if attempt == 1 and isinstance(error, IndexChangedError):
-                        continue
-                    detail = "the index cannot be changed; the service's log says why"
-                    raise Problem(409, detail) from None
-        raise AssertionError("unreachable")
-
-    def _show_version(self) -> None:
-        metrics.INDEX_VERSION.clear()
-        metrics.INDEX_VERSION.labels(self.engine.version).set(1)
-        metrics.DOCUMENTS.set(self.engine.documents)
+                    if is_last or not isinstance(error, IndexChangedError):
+                        detail = "the index cannot be changed; the service's log says why"
+                        raise Problem(409, detail) from None
+        return None  # unreachable
 
 
-def service_of(request: Request) -> Service:
+async def service_of(request: Request) -> Service:
     """Return the service that answers a request."""
     service: Service = request.state.service
     return service
+
+
+Running = Annotated[Service, Depends(service_of)]
+"""The service, as a parameter of routes."""

@@ -128,6 +128,7 @@ def test_each_token_opens_its_own_routes(index: Path, token: str) -> None:
         *((method, path, {**body, **headers}) for method, path, body in paths),
         token=("another-" + "x" * 16, CLIENT),
         admin_token=ADMIN,
+        writable=True,
     )
     found = [each.status_code for each in answers]
     assert found == {

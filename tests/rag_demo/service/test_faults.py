@@ -21,7 +21,7 @@ from support import service_program
 from support.programs import TIMEOUT_S
 from support.service_program import service
 from support.serving import TEXTS, make_index
-from support.waiting import wait_for_async
+from support.waiting import wait_for, wait_for_async
 
 pytestmark = pytest.mark.slow
 QUEUED_LINES = 2048  # docs/service.md
@@ -59,7 +59,7 @@ def test_missing_or_damaged_index_is_found_again(tmp_path: Path, retriever: str)
         assert status_of("/search", search) == 503
         assert status_of("/readyz") == 503
         make_index(index, TEXTS)
-        assert status_of("/search", search) == 200
+        wait_for(lambda: status_of("/search", search) == 200)
         assert started.ask_json("/readyz")["documents"] == len(TEXTS)
         for file in index.iterdir():  # Like a broken disk or an incomplete copy.
             os.truncate(file, file.stat().st_size // 2)

@@ -53,9 +53,9 @@ def test_min_score_makes_dense_the_default(index: Path) -> None:
     assert [each["id"] for each in dense.json()["results"]] == ["0"]
 
 
-DEEP: Any = 1
-for _ in range(50):
-    DEEP = [DEEP]
+DEEP: Any = {"a": 1}
+for _ in range(60):
+    DEEP = {"$not": DEEP}
 BAD = {
     "no question": ({}, 422),
     "score that none reaches": ({"query": "a", "mode": "hybrid", "min_score": 0.5}, 422),
@@ -69,8 +69,8 @@ BAD = {
     "a huge number": ({"query": "a", "top_k": 10**400}, 413),
     "another mode": ({"query": "a", "mode": "best"}, 422),
     "an unknown field": ({"query": "a", "topk": 1}, 422),
-    "a deep filter": ({"query": "a", "where": {"a": DEEP}}, 422),
-    "a wide filter": ({"query": "a", "where": {"a": list(range(2000))}}, 422),
+    "a deep filter": ({"query": "a", "where": DEEP}, 422),
+    "a wide filter": ({"query": "a", "where": {"a": list(range(20_000))}}, 422),
     "a huge number in a filter": ({"query": "a", "where": {"a": 10**400}}, 422),
     "an unknown operator": ({"query": "a", "where": {"a": {"$near": 1}}}, 422),
     "an operator that cannot compare": ({"query": "a", "where": {"a": {"$gt": []}}}, 422),
@@ -221,7 +221,7 @@ def test_unknown_logical_key_is_explained(index: Path) -> None:
         ({"content": b"1", "headers": {"content-type": "text/plain"}}, "#", "valid dictionary"),
         ({}, "#", "required"),
         ({"json": {"query": 1}}, "#/query", "valid string"),
-        ({"json": {"query": "a", "where": 1}}, "#/where", "must be a JSON object"),
+        ({"json": {"query": "a", "where": 1}}, "#/where", "valid dictionary"),
     ],
 )
 def test_invalid_body_is_explained_with_a_pointer(
