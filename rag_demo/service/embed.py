@@ -75,6 +75,11 @@ async def embeddings(request: Request, service: Running, body: EmbeddingsRequest
     return respond(request, content, truncated=cut)
 
 
+def _names(service: Service) -> list[str]:
+    *models, _index = service.engine.hosted.values()
+    return [each.host.name for each in models]
+
+
 def _card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}
 
@@ -82,15 +87,12 @@ def _card(name: str) -> dict[str, Any]:
 @router.get("/v1/models")
 async def models(service: Running) -> dict[str, Any]:
     """List the embedding model and the reranker."""
-    *models, _ = service.engine.hosted.values()
-    return {"object": "list", "data": [_card(each.host.name) for each in models]}
+    return {"object": "list", "data": list(map(_card, _names(service)))}
 
 
 @router.get("/v1/models/{model:path}")
 async def model(service: Running, model: str) -> dict[str, Any]:
     """Describe a model."""
-    *models, _ = service.engine.hosted.values()
-    if model in [each.host.name for each in models]:
-        return _card(model)
-    check_model(model, service.engine.model_name, service.engine.model_id)
-    return _card(service.engine.model_name)
+    names = _names(service)
+    check_model(model, *names, service.engine.model_id)
+    return _card(model if model in names else names[0])

@@ -73,14 +73,12 @@ class _Stderr:
 
 class _JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        extra = record.__dict__
-        line: dict[str, Any] = {
+        line = {
             "at": self.formatTime(record, _TIME),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **{key: extra[key] for key in _FIELDS if key in extra},
+            **{name: record.__dict__[name] for name in _FIELDS if name in record.__dict__},
         }
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
+        return json.dumps({**line, **error})

@@ -51,21 +51,18 @@ class Problem(HTTPException):
             routes of text-embeddings-inference.
         param: The field of the request that is wrong.
         headers: Headers of the response.
+
+    Attributes:
         errors: Several errors, each with a JSON pointer into the request.
     """
 
+    errors: Sequence[Mapping[str, str]] = ()
+
     def __init__(
-        self,
-        status: int,
-        detail: str,
-        *,
-        code: str = "",
-        param: str = "",
-        headers: Any = None,
-        errors: Sequence[Mapping[str, str]] = (),
+        self, status: int, detail: str, *, code: str = "", param: str = "", headers: Any = None
     ) -> None:
         super().__init__(status, detail, headers)
-        self.code, self.param, self.errors = code, param, errors
+        self.code, self.param = code, param
 
 
 def overloaded(wait_s: float, detail: str, status: int = 429) -> Problem:
@@ -147,19 +144,17 @@ def _invalid_request(request: Request, error: RequestValidationError) -> Problem
     is_empty = any(each["type"] in ("too_short", "string_too_short") for each in found)
     is_json = "json" in request.headers.get("content-type", "")
     hint = "" if is_json else "; send it with content-type: application/json"
-    return Problem(
-        422,
-        f"the request is invalid; see errors, and /openapi.json for the fields{hint}",
-        code="empty" if is_empty else "invalid_request",
-        param=str([*found[0]["loc"], ""][1])[:_MAX_CHARS],
-        errors=[
-            {
-                "pointer": "/".join(["#", *map(str, each["loc"][1:])])[:_MAX_CHARS],
-                "detail": str(each["msg"]).removeprefix("Value error, ")[:_MAX_CHARS],
-            }
-            for each in found
-        ],
-    )
+    detail = f"the request is invalid; see errors, and /openapi.json for the fields{hint}"
+    param = str([*found[0]["loc"], ""][1])[:_MAX_CHARS]
+    problem = Problem(422, detail, code="empty" if is_empty else "invalid_request", param=param)
+    problem.errors = [
+        {
+            "pointer": "/".join(["#", *map(str, each["loc"][1:])])[:_MAX_CHARS],
+            "detail": str(each["msg"]).removeprefix("Value error, ")[:_MAX_CHARS],
+        }
+        for each in found
+    ]
+    return problem
 
 
 class JSONResponse(Response):

@@ -14,6 +14,7 @@ import time
 from types import FrameType
 from typing import Any
 
+import prometheus_client
 import uvicorn
 from fastapi import FastAPI
 
@@ -33,46 +34,39 @@ def bind(settings: Settings) -> socket.socket:
     Raises:
         RagDemoError: The address is invalid or in use.
     """
-    address = settings.host, settings.port
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listener = socket.create_server(
-            address, family=family, backlog=_BACKLOG, reuse_port=settings.reuse_port
+            (settings.host, settings.port),
+            family=family,
+            backlog=_BACKLOG,
+            reuse_port=settings.reuse_port,
         )
-    except (OSError, OverflowError, TypeError) as error:  # TypeError: the host is not a name.
-        raise _cannot_listen(*address, error, "--port") from None
+    except OSError as error:
+        raise _cannot_listen(settings.host, settings.port, error, "--port") from None
     # Accepted connections inherit the options. With Nagle's algorithm each response would wait
     # 40 ms for the acknowledgement of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Also ends connections that nobody reads.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: ends connections that nobody reads.
         timeout_ms = math.ceil(1000 * settings.write_timeout)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
     return listener
 
 
-def _cannot_listen(host: str, port: int, error: Exception, option: str) -> RagDemoError:
-    return RagDemoError(
-        f"cannot listen on {host}:{port}: {error}; choose another address or {option}"
-    )
+def _cannot_listen(host: str, port: int, error: OSError, option: str) -> RagDemoError:
+    advice = f"choose another address or {option}"
+    return RagDemoError(f"cannot listen on {host}:{port}: {error}; {advice}")
 
 
-@contextlib.contextmanager
-def _metrics_served(host: str, port: int | None) -> Any:
-    """Serve the metrics on a port of their own, if there is one."""
-    if port is None:
-        yield
-        return
-    import prometheus_client
-
+def _serve_metrics(host: str, port: int, stack: contextlib.ExitStack) -> None:
+    """Serve the metrics on a port of their own, until the stack closes."""
     try:
         server, thread = prometheus_client.start_http_server(port, host)
     except OSError as error:
         raise _cannot_listen(host, port, error, "--metrics-port") from None
+    for close in (thread.join, server.server_close, server.shutdown):
+        stack.callback(close)
     log.info("metrics at http://%s:%d/metrics", host, server.server_port)
-    with server:
-        yield
-        server.shutdown()
-    thread.join()
 
 
 def run_server(
@@ -96,7 +90,9 @@ def run_server(
     """
     app = create_app(settings, load_model=load_model)
     server = Server(app, settings)
-    with listener, _metrics_served(settings.metrics_host, settings.metrics_port):
+    with listener, contextlib.ExitStack() as stack:
+        if settings.metrics_port is not None:
+            _serve_metrics(settings.metrics_host, settings.metrics_port, stack)
         server.run([listener])
     if app.state.service.failure is not None:
         raise app.state.service.failure
@@ -134,9 +130,7 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP"):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         for listener in sockets or ():
-            host, port = listener.getsockname()[:2]
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            log.info("serving at http://%s, process %d", address, os.getpid())
+            log.info("serving at %s port %d, process %d", *listener.getsockname()[:2], os.getpid())
 
     @property
     def first_signal(self) -> int:

@@ -39,7 +39,7 @@ Isolation = Literal["thread", "process"]
 Timeout = Annotated[float, Field(gt=0, le=86_400)]
 Files = Annotated[tuple[Path, ...], NoDecode]
 _TOKEN_CHARS = 16
-_LISTS = ("index", "token", "token_file")
+_LISTS = ("index", "token", "token_file", "admin_token", "admin_token_file")
 
 
 def _option(default: Any, text: str, **more: Any) -> Any:
@@ -80,8 +80,8 @@ class Settings(BaseSettings):
     metrics_port: Port | None = _option(None, "Another port for metrics; no token.")
     token: Several = _option((), "Tokens of clients, separated by commas.", repr=False)
     token_file: Files = _option((), "File with a client's token in each line.")
-    admin_token: str | None = _option(None, "Token for /admin and for changes.", repr=False)
-    admin_token_file: Path | None = _option(None, "File with the admin token.")
+    admin_token: Several = _option((), "Tokens for /admin and for changes.", repr=False)
+    admin_token_file: Files = _option((), "File with an admin token in each line.")
     no_token: bool = _option(False, "Answer every client that reaches --host.")
 
     writable: bool = _option(False, "Let clients add and delete documents.")
@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     drain: Seconds = _option(0, "Seconds to accept requests after a signal to stop.")
     grace: Seconds = _option(25, "Seconds to finish requests after --drain.")
     body_timeout: Seconds = _option(15, "Seconds to send a body.")
-    write_timeout: Seconds = _option(30, "Seconds without reading until a client is cut off.")
+    write_timeout: Seconds = _option(30, "Seconds without reading until a client is cut off, on Linux.")
     idle_timeout: Seconds = _option(75, "Seconds that an idle connection stays open.")
     max_connections: Count = _option(1000, "Requests at a time; more get 503.")
     batch_tokens: Count = _option(16_384, "Tokens that are computed together.")
@@ -127,8 +127,6 @@ class Settings(BaseSettings):
         except ValidationError as error:
             found = error.errors(include_input=False)[0]
             name = f"{option_name(str(found['loc'][0]))}: " if found["loc"] else ""
-            if found["type"] == "missing":
-                raise RagDemoError(f"Missing option '{name[:-2]}'") from None
             message = found["msg"].removeprefix("Value error, ")
             raise RagDemoError(f"{name}{message}") from None
 
@@ -178,16 +176,14 @@ class Tokens:
             RagDemoError: A file cannot be read, or a token is invalid. The old tokens stay.
         """
         settings = self.settings
-        admins = () if settings.admin_token is None else (settings.admin_token,)
-        files = () if settings.admin_token_file is None else (settings.admin_token_file,)
         self.clients, self.admin = (
-            _checked(settings.token, "RAG_DEMO_TOKEN") + _from_files(settings.token_file),
-            _checked(admins, "RAG_DEMO_ADMIN_TOKEN") + _from_files(files),
+            _read_tokens("RAG_DEMO_TOKEN", settings.token, settings.token_file),
+            _read_tokens("RAG_DEMO_ADMIN_TOKEN", settings.admin_token, settings.admin_token_file),
         )
 
 
-def _from_files(paths: Iterable[Path]) -> list[bytes]:
-    found = []
+def _read_tokens(variable: str, values: Iterable[str], paths: Iterable[Path]) -> list[bytes]:
+    found = [(variable, token) for token in values]
     for path in paths:
         try:
             lines = path.read_text("utf-8", "surrogateescape").split("\n")
@@ -195,15 +191,10 @@ def _from_files(paths: Iterable[Path]) -> list[bytes]:
             raise RagDemoError(
                 f"the token file '{path}' cannot be read: {error.strerror or error}"
             ) from error
-        tokens = [line.strip() for line in lines if line.strip()]
-        if not tokens:
+        if not any(map(str.strip, lines)):
             raise RagDemoError(f"the token file '{path}' is empty; write a token into it")
-        found += _checked(tokens, f"the file '{path}'")
-    return found
-
-
-def _checked(tokens: Iterable[str], where: str) -> list[bytes]:
-    for token in tokens:
+        found += [(f"the file '{path}'", line.strip()) for line in lines if line.strip()]
+    for where, token in found:
         if not token.isascii() or not token.isprintable() or " " in token:
             raise RagDemoError(f"a token in {where} is not printable ASCII without spaces")
         if len(token) < _TOKEN_CHARS:
@@ -211,7 +202,7 @@ def _checked(tokens: Iterable[str], where: str) -> list[bytes]:
                 f"a token in {where} has {len(token)} characters; use at least {_TOKEN_CHARS}, "
                 "for example from: openssl rand -hex 32"
             )
-    return [token.encode() for token in tokens]
+    return [token.encode() for _, token in found]
 
 
 def cpu_quota() -> int:
@@ -226,9 +217,7 @@ def cpu_quota() -> int:
 
 def is_loopback(host: str | None) -> bool:
     """Return whether an address or a host name is always the local machine."""
-    if host is None:
-        return False
-    name = host.strip("[]").lower()
+    name = (host or "").strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

@@ -1,4 +1,4 @@
-"""The guard: methods, content codings and host names of requests."""
+"""The guard: methods and host names of requests."""
 
 from __future__ import annotations
 
@@ -19,17 +19,6 @@ def test_head_is_answered_where_get_is(index: Path) -> None:
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET")
     assert unknown.status_code == 404
-
-
-@pytest.mark.parametrize("coding", ["gzip", "x, identity"])
-def test_compressed_bodies_are_refused(coding: str, index: Path) -> None:
-    refused, plain = ask(
-        index,
-        search({"query": "memory"}, **{"content-encoding": coding}),
-        search({"query": "memory"}, **{"content-encoding": "Identity"}),
-    )
-    assert (refused.status_code, plain.status_code) == (415, 200)
-    assert "content-encoding" in refused.json()["detail"]
 
 
 def test_administration_refuses_foreign_host_names(index: Path) -> None:
