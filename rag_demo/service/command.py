@@ -51,16 +51,10 @@ def serve(**options: Any) -> int:
     for place in settings.index:
         load_manifest(place)  # Its errors are for the terminal.
     host = settings.host
-    if not Tokens(settings).clients and not is_loopback(host):
-        if not settings.no_token:
-            raise RagDemoError(
-                f"{host or 'this machine'} can be reached by other machines without a token; "
-                "set RAG_DEMO_TOKEN or --token-file, or use --no-token to answer every client"
-            )
-        click.echo(
-            f"rag-demo: WARNING: without a token every client that reaches {host} can read the "
-            "whole index",
-            err=True,
+    if not (Tokens.read(settings).clients or is_loopback(host) or settings.no_token):
+        raise RagDemoError(
+            f"{host or 'this machine'} can be reached by other machines without a token; "
+            "set RAG_DEMO_TOKEN or --token-file, or use --no-token to answer every client"
         )
     listener = bind(settings)
     configure_logging(settings.log_format, settings.log_level)

@@ -18,8 +18,8 @@ from starlette.responses import Response, StreamingResponse
 from rag_demo.documents.document import Document
 from rag_demo.retriever import embed
 from rag_demo.searching.arguments import check_documents
+from rag_demo.service.engine import embed as compute
 from rag_demo.service.engine import shards_of
-from rag_demo.service.jobs import embed as compute
 from rag_demo.service.responses import Problem, at_most, respond
 from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
 from rag_demo.service.service import Running, Service

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from rag_demo.service.jobs import embed as compute
+from rag_demo.service.engine import embed as compute
 from rag_demo.service.responses import Problem, at_most, check_model, respond
 from rag_demo.service.schemas import EmbeddingsRequest, EmbedRequest
 from rag_demo.service.service import Running, Service

@@ -1,4 +1,7 @@
-"""Engine: the embedding model, the reranker and the index, each in a `ModelHost`."""
+"""Engine: the embedding model, the reranker and the index, each in a `ModelHost`.
+
+The functions `embed`, `search` and `rerank` compute the inputs of jobs.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from rag_demo.encoding.embedder import as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
@@ -19,6 +24,7 @@ from rag_demo.service.settings import Settings
 from torch_utils import ModelHost
 
 LoadModel = Callable[[], Any]
+_BYTES_PER_TOKEN, _SPECIAL_TOKENS = 3, 2
 _LEASE_S = 120.0  # for a load or an unload in another thread
 
 
@@ -80,7 +86,7 @@ class Hosted:
         self.error: BaseException | None = None
         self.has_loaded = False
         self.max_tokens: int | None = None
-        self.dimension = self._checked_loads = 0
+        self.dimension = 0
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Any]:
@@ -92,10 +98,7 @@ class Hosted:
         with contextlib.ExitStack() as stack:
             try:
                 model = stack.enter_context(self.host.lease(_LEASE_S))
-                loads = self.host.status().loads
-                if loads != self._checked_loads:
-                    self._check(model)
-                    self._checked_loads = loads
+                self._check(model)
             except BaseException as error:  # A tokenizer's panic or sys.exit() too.
                 self.error = error
                 raise
@@ -140,31 +143,25 @@ class Engine:
         self.model_id = settings.model or made_by.name
         self.dtype = made_by.dtype or "float32"
         device, trust = settings.device, settings.trust_remote_code
+        options: Any = {"keep_alive": settings.keep_alive, "isolation": settings.isolation}
+        if settings.isolation == "process":
+            options["call_timeout_s"] = settings.hang_timeout
         if load is None:
             load = partial(load_model, self.model_id, device, made_by.dtype, trust)
         name = settings.served_model_name or Path(self.model_id).name  # Without folders.
         self.model_name = "model" if name in ("", "index") else name
         self.identity = made_by
-        self.model = Hosted(self._host(load, self.model_name), made_by)
+        self.model = Hosted(ModelHost(load, name=self.model_name, **options), made_by)
         self.hosted = {"model": self.model}
         if settings.reranker is not None:
             load = partial(load_reranker, settings.reranker, device, trust)
-            self.hosted["reranker"] = Hosted(self._host(load, Path(settings.reranker).name))
+            host = ModelHost(load, name=Path(settings.reranker).name, **options)
+            self.hosted["reranker"] = Hosted(host)
         # The index is mapped from its files, so an idle index costs little.
         self.index = Hosted(ModelHost(self._open, name="index", keep_alive=-1))
         self.hosted["index"] = self.index
         for figure in metrics.POOL_FIGURES:
             metrics.POOL.labels(figure).set_function(partial(self._pool, figure))
-
-    def _host(self, load: LoadModel, name: str) -> ModelHost[Any]:
-        settings = self.settings
-        return ModelHost(
-            load,
-            name=name,
-            keep_alive=settings.keep_alive,
-            isolation=settings.isolation,
-            call_timeout_s=settings.hang_timeout if settings.isolation == "process" else None,
-        )
 
     def look(self) -> tuple[int, str]:
         """Read the number of documents and the version from the folders and databases."""
@@ -237,6 +234,35 @@ class Engine:
         with contextlib.ExitStack() as stack:
             for hosted in self.hosted.values():
                 stack.callback(hosted.host.close, deadline_s)
+
+
+def estimate(texts: Sequence[str], most: int | None = None) -> list[int]:
+    """Return about how many tokens texts have: one for three bytes, and at most ``most``."""
+    sizes = (len(text.encode("utf-8", "replace")) for text in texts)
+    counts = (_SPECIAL_TOKENS + size // _BYTES_PER_TOKEN for size in sizes)
+    return list(counts) if most is None else [min(count, most) for count in counts]
+
+
+def embed(kind: str, model: Any, texts: Sequence[str]) -> list[tuple[Any, int]]:
+    """Return the vector and the number of tokens of each text; 0 if the model cannot count."""
+    embed_texts = as_embedder(model).embed_queries if kind == "query" else model.embed_documents
+    vectors = np.asarray(embed_texts(list(texts)), np.float32)
+    count = getattr(model, "count_tokens", None)
+    counts = count(list(texts), kind) if count else [0] * len(texts)
+    return list(zip(vectors, counts, strict=True))
+
+
+def search(options: dict[str, Any], index: Any, inputs: Sequence[tuple[str, Any]]) -> list[Any]:
+    """Return the results of queries with vectors; the mode bm25 needs no vectors."""
+    queries, vectors = zip(*inputs, strict=True)
+    known = None if options["mode"] == "bm25" else np.stack(vectors)
+    found: list[Any] = index.search_batch(queries, **options, vectors=known)
+    return found
+
+
+def rerank(query: str, reranker: Any, texts: Sequence[str]) -> list[tuple[float, int]]:
+    """Return the logit and the number of tokens of each text with the query."""
+    return list(zip(*reranker.score_and_count(query, texts), strict=True))
 
 
 def shards_of(retriever: Any) -> list[Any]:

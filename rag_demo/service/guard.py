@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import re
 import time
 import uuid
@@ -149,21 +150,16 @@ class Guard:
         is_admin = path.startswith("/admin") or (path.startswith("/documents") and method != "GET")
         if method == "GET" and path in _OPEN_PATHS and tokens.clients:
             return
-        if is_admin and tokens.clients and not tokens.admin:
-            raise Problem(403, "administration needs an admin token; set RAG_DEMO_ADMIN_TOKEN")
-        if tokens.admin if is_admin else tokens.clients:
-            known = tokens.admin if is_admin else [*tokens.admin, *tokens.clients]
+        if tokens.clients or (is_admin and tokens.admin):
             credentials = await BEARER(Request(scope))
             token = credentials.credentials.encode() if credentials else b""
-            if is_admin and token in tokens.clients:
-                raise Problem(403, "this token is a client's; send the admin token")
+            if is_admin and (not tokens.admin or token in tokens.clients):
+                raise Problem(403, "administration needs an admin token; set RAG_DEMO_ADMIN_TOKEN")
+            known = tokens.admin if is_admin else [*tokens.admin, *tokens.clients]
             if not sum(hmac.compare_digest(token, each) for each in known):
-                raise Problem(
-                    401,
-                    "a valid token is required; send Authorization: Bearer TOKEN",
-                    code="invalid_api_key",
-                    headers={"www-authenticate": "Bearer"},
-                )
+                detail = "a valid token is required; send Authorization: Bearer TOKEN"
+                challenge = {"www-authenticate": "Bearer"}
+                raise Problem(401, detail, code="invalid_api_key", headers=challenge)
             return
         if is_admin:
             _admit_local(scope, headers)
@@ -176,26 +172,25 @@ class Guard:
     def _limited(self, scope: Message, receive: Receive) -> Receive:
         """Return a ``receive`` that limits a body in size and time, or each part of a stream."""
         most, limit_s = self._settings.max_body_bytes, self._settings.body_timeout
-        is_streamed, size, started = scope["path"] == _STREAMED, 0, time.monotonic()
-        is_complete = False
+        size, ends = 0, time.monotonic() + limit_s
 
         async def limited() -> Message:
-            nonlocal size, is_complete
-            if is_complete:
-                return await receive()
-            left_s = limit_s - (0.0 if is_streamed else time.monotonic() - started)
+            nonlocal size, ends
             try:
-                message = await asyncio.wait_for(receive(), left_s)
+                message = await asyncio.wait_for(receive(), ends - time.monotonic())
             except asyncio.TimeoutError:
                 detail = f"the body was not complete within {limit_s:g} s"
                 raise Problem(408, detail, headers=_CLOSE) from None
-            part = len(message.get("body", b""))
-            if not is_streamed:
+            if scope["path"] == _STREAMED:
+                ends = time.monotonic() + limit_s
+            else:
+                part = len(message.get("body", b""))
                 scope["take_bytes"](part)
                 size += part
-            if size > most:
-                raise Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
-            is_complete = not message.get("more_body", False)
+                if size > most:
+                    raise Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
+            if not message.get("more_body", False):
+                ends = math.inf  # The next message tells that the client has disconnected.
             return message
 
         return limited

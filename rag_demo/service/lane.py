@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import groupby
@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 
 from rag_demo.service import metrics
 from rag_demo.service.engine import Hosted
-from rag_demo.service.jobs import Item, Job
+from rag_demo.service.logs import REQUEST_ID
 from rag_demo.service.responses import Problem, overloaded, problem_of
 from rag_demo.service.settings import Settings
 
@@ -37,6 +37,37 @@ _STALE_S = 60.0  # An older rate refuses nothing.
 _FORGET = 0.8  # the weight of earlier batches in the measured rate
 _CLOSING_S = 3.0
 _LOADING = "a load"
+
+
+class Job:
+    """The inputs of a request. Some of them are computed at a time, in their order.
+
+    Args:
+        compute: Computes inputs with the model of a lane, and returns a result for each. Inputs of
+            jobs whose functions have the same repr are computed together.
+        inputs: The inputs.
+        tokens: The estimated tokens of each input.
+
+    Attributes:
+        answer: The result of each input. The lane sets it.
+        results: The results so far.
+        taken: How many inputs have been taken from the queue.
+        request_id: For the log.
+        queued_at: Time of creation, by ``time.perf_counter``.
+    """
+
+    def __init__(
+        self, compute: Callable[..., Iterable[Any]], inputs: Sequence[Any], tokens: Sequence[int]
+    ) -> None:
+        self.compute, self.inputs, self.tokens = compute, inputs, tokens
+        self.key = repr(compute)
+        self.answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self.results: list[Any] = []
+        self.taken, self.request_id, self.queued_at = 0, REQUEST_ID.get(), time.perf_counter()
+
+
+Item = tuple[Job, Any]
+"""A job and one of its inputs."""
 
 
 class Queue:
@@ -200,10 +231,13 @@ class Lane:
             future, function = item
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(function())
+                    finish = partial(future.set_result, function())
                 except BaseException as error:  # A panic or SystemExit must not end the loop.
-                    is_usual = isinstance(error, Exception)
-                    future.set_exception(error if is_usual else RuntimeError(repr(error)))
+                    usual = error if isinstance(error, Exception) else RuntimeError(repr(error))
+                    finish = partial(future.set_exception, usual)
+                self._phase = None
+                finish()
+                del finish
             del item, future, function
 
     def stop_loading(self) -> None:
@@ -261,19 +295,11 @@ class Lane:
             if len(job.results) == len(job.inputs):
                 job.answer.set_result(job.results)
 
-    @contextlib.contextmanager
-    def _limited(self, what: str, limit_s: float) -> Iterator[None]:
-        self._phase = what, time.monotonic(), limit_s
-        try:
-            yield
-        finally:
-            self._phase = None
-
-    def _model(self, stack: contextlib.ExitStack) -> Any:
+    def _lease(self) -> Any:
         if self._is_stopping and self.hosted.host.state != "loaded":
             raise _stopping()
-        with self._limited(_LOADING, self._settings.load_timeout):
-            return stack.enter_context(self.hosted.lease())
+        self._phase = _LOADING, time.monotonic(), self._settings.load_timeout
+        return self.hosted.lease()
 
     def load(self) -> None:
         """Load the model, even if the last load has failed. Runs in the thread, by `call`.
@@ -281,8 +307,8 @@ class Lane:
         Raises:
             Exception: The load failed.
         """
-        with contextlib.ExitStack() as stack:
-            self._model(stack)
+        with self._lease():
+            pass
 
     def _run(self, items: list[Item]) -> tuple[list[Any], float]:
         """Return the result of each input or a `Problem`, and the seconds without a load.
@@ -293,7 +319,7 @@ class Lane:
             try:
                 if self.hosted.error is not None:
                     raise self.hosted.error  # Only `load` tries again.
-                model = self._model(stack)
+                model = stack.enter_context(self._lease())
             except BaseException as error:  # After any error the next attempt may succeed.
                 return [_failed(error, items[0][0])] * len(items), 0.0
             started, outcomes = time.perf_counter(), []
@@ -303,9 +329,9 @@ class Lane:
 
     def _answers(self, model: Any, items: list[Item]) -> list[Any]:
         job = items[0][0]
+        self._phase = "a call", time.monotonic(), self._settings.hang_timeout
         try:
-            with self._limited("a call", self._settings.hang_timeout):
-                return list(job.compute(model, [each for _, each in items]))
+            return list(job.compute(model, [each for _, each in items]))
         except BaseException as error:
             # A tokenizer's panic or a model's sys.exit() must not end the thread.
             parts = [list(part) for _, part in groupby(items, lambda item: id(item[0]))]

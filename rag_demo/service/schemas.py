@@ -134,15 +134,10 @@ class RerankDocument(BaseModel):
     text: Text
 
 
-Documents = Annotated[
-    list[
-        Annotated[
-            RerankDocument,
-            BeforeValidator(_as_document, json_schema_input_type=Text | RerankDocument),
-        ]
-    ],
-    Field(fail_fast=True, min_length=1),
+Document = Annotated[
+    RerankDocument, BeforeValidator(_as_document, json_schema_input_type=Text | RerankDocument)
 ]
+Documents = Annotated[list[Document], Field(fail_fast=True, min_length=1)]
 
 
 class RerankRequest(_Strict):

@@ -12,9 +12,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rag_demo.retriever import SearchResult
-from rag_demo.service.jobs import Job, SearchOptions, embed, estimate
-from rag_demo.service.jobs import rerank as compute_logits
-from rag_demo.service.jobs import search as compute_results
+from rag_demo.service.engine import embed, estimate
+from rag_demo.service.engine import rerank as compute_logits
+from rag_demo.service.engine import search as compute_results
+from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, check_model, respond
 from rag_demo.service.schemas import RerankRequest, SearchRequest
 from rag_demo.service.service import Running, Service
@@ -42,7 +43,7 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
         vectors, _, truncated = await service.run_counted(
             request, "model", partial(embed, "query"), queries, deadline
         )
-    options = SearchOptions(wanted, body.min_score, body.where, mode)
+    options: Any = {"top_k": wanted, "min_score": body.min_score, "where": body.where, "mode": mode}
     inputs = list(zip(queries, vectors, strict=True))
     job = Job(partial(compute_results, options), inputs, tokens)
     found: list[list[SearchResult]] = await service.lanes["index"].run(request, job, deadline)
@@ -115,25 +116,18 @@ async def rerank(request: Request, service: Running, body: RerankRequest) -> Res
     )
     content: Any
     if body.texts:
-        content = [
-            {"index": row, "score": score, **({"text": texts[row]} if body.return_text else {})}
-            for row, score in order
-        ]
+        content = [{"index": row, "score": score} for row, score in order]
+        if body.return_text:
+            content = [{**each, "text": texts[each["index"]]} for each in content]
         return respond(request, content, truncated=truncated)
-    shows = body.return_documents
-    if shows is None:
-        shows = not request.scope["path"].startswith("/v2/")
+    results: list[Any] = [{"index": row, "relevance_score": score} for row, score in order]
+    is_cohere = request.scope["path"].startswith("/v2/")
+    if body.return_documents or (body.return_documents is None and not is_cohere):
+        results = [{**each, "document": {"text": texts[each["index"]]}} for each in results]
     content = {
         "id": request.scope["request_id"],
         "model": name,
-        "results": [
-            {
-                "index": row,
-                "relevance_score": score,
-                **({"document": {"text": texts[row]}} if shows else {}),
-            }
-            for row, score in order[: body.top_n]
-        ],
+        "results": results[: body.top_n],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
     }

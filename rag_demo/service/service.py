@@ -13,9 +13,8 @@ from fastapi import Depends, Request
 
 from rag_demo.errors import IndexChangedError, PostgresError, RagDemoError
 from rag_demo.service import metrics
-from rag_demo.service.engine import Engine, LoadModel
-from rag_demo.service.jobs import Job, estimate
-from rag_demo.service.lane import Lane
+from rag_demo.service.engine import Engine, LoadModel, estimate
+from rag_demo.service.lane import Job, Lane
 from rag_demo.service.responses import Problem, overloaded, public_reason
 from rag_demo.service.settings import Settings, Tokens
 from torch_utils import ModelInUseError
@@ -25,6 +24,7 @@ log = logging.getLogger("rag_demo.service")
 _TICK_S = 0.5
 _LONGEST_PAUSE_S = 30.0  # between two loads that fail
 _CLOSING_S = 3.0
+_REPORTED = ("freed_bytes", "returned_bytes", "duration_s")  # Holders may be files of the server.
 
 
 class Service:
@@ -44,7 +44,7 @@ class Service:
     """
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
-        self.settings, self.tokens = settings, Tokens(settings)
+        self.settings, self.tokens = settings, Tokens.read(settings)
         self.draining = False
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
@@ -207,7 +207,7 @@ class Service:
     async def reload_on_signal(self) -> None:
         """Read tokens again, and reload."""
         try:
-            self.tokens.read()
+            self.tokens = Tokens.read(self.settings)
         except RagDemoError as error:
             log.error("the old tokens stay in use: %s", error)
         with contextlib.suppress(Problem):  # It is in the log.
@@ -231,13 +231,8 @@ class Service:
             report = await lane.call(lane.hosted.host.unload)
         except ModelInUseError:
             raise Problem(409, "the model is in use; try again") from None
-        return {  # Holders may be files of the server.
-            "freed_bytes": report.freed_bytes,
-            "returned_bytes": report.returned_bytes,
-            "duration_s": report.duration_s,
-            "still_held": len(report.still_held),
-            "errors": len(report.errors),
-        }
+        counts = {"still_held": len(report.still_held), "errors": len(report.errors)}
+        return {**counts, **{field: getattr(report, field) for field in _REPORTED}}
 
     async def change(self, change: Callable[[Any], Any], deadline: float) -> Any:
         """Change the index and save it. Searches continue meanwhile.

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
 import click
 from pydantic import AfterValidator, Field, ValidationError, field_validator
@@ -20,10 +20,6 @@ from torch_utils import ModelHost
 __all__ = ["Settings", "Tokens", "is_loopback"]
 
 
-def _as_places(places: Any) -> tuple[Any, ...]:
-    return tuple(map(as_place, places))
-
-
 def _duration(value: float | str) -> float | str:
     ModelHost(dict, keep_alive=value).close()
     return value
@@ -33,7 +29,7 @@ Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Several = Annotated[tuple[str, ...], NoDecode]
-Places = Annotated[Any, NoDecode, AfterValidator(_as_places)]  # One, several, or a tuple.
+Places = Annotated[Any, NoDecode, AfterValidator(lambda places: tuple(map(as_place, places)))]
 KeepAlive = Annotated[float | str, Field(union_mode="left_to_right"), AfterValidator(_duration)]
 Isolation = Literal["thread", "process"]
 Timeout = Annotated[float, Field(gt=0, le=86_400)]
@@ -65,9 +61,7 @@ class Settings(BaseSettings):
     reranker: str | None = _option(None, "Cross-encoder: a folder or a name.")
     served_model_name: str | None = _option(None, "Name of the model in requests.")
     trust_remote_code: bool = _option(False, "Run code that comes with the models.")
-    keep_alive: KeepAlive = _option(
-        -1, "How long an idle model stays loaded: 90s, 10m, -1 for ever."
-    )
+    keep_alive: KeepAlive = _option(-1, "Time until an idle model is unloaded, as 10m; -1: never.")
     load_timeout: Seconds = _option(600, "Seconds until a load counts as hung.")
     hang_timeout: Seconds = _option(300, "Seconds until a call of a model counts as hung.")
     isolation: Isolation = _option("thread", "Run each model in this process, or in its own.")
@@ -85,15 +79,13 @@ class Settings(BaseSettings):
     no_token: bool = _option(False, "Answer every client that reaches --host.")
 
     writable: bool = _option(False, "Let clients add and delete documents.")
-    reload_interval: Seconds = _option(
-        10, "Seconds between looks for a new version of the index; 0 for never."
-    )
+    reload_interval: Seconds = _option(10, "Seconds between looks for a new index; 0: never.")
 
     timeout: Timeout = _option(60, "Seconds to answer a request, with its time in the queue.")
     drain: Seconds = _option(0, "Seconds to accept requests after a signal to stop.")
     grace: Seconds = _option(25, "Seconds to finish requests after --drain.")
     body_timeout: Seconds = _option(15, "Seconds to send a body.")
-    write_timeout: Seconds = _option(30, "Seconds without reading until a client is cut off, on Linux.")
+    write_timeout: Seconds = _option(30, "Seconds without reading until Linux cuts a client off.")
     idle_timeout: Seconds = _option(75, "Seconds that an idle connection stays open.")
     max_connections: Count = _option(1000, "Requests at a time; more get 503.")
     batch_tokens: Count = _option(16_384, "Tokens that are computed together.")
@@ -153,33 +145,22 @@ def options() -> list[click.Option]:
     return made
 
 
-class Tokens:
-    """The tokens of clients and of the administrator. `read` reads the files again.
+class Tokens(NamedTuple):
+    """The tokens of clients, and those for administration and changes; none if none is needed."""
 
-    Args:
-        settings: The service's settings.
+    clients: list[bytes]
+    admin: list[bytes]
 
-    Attributes:
-        clients: Tokens of clients; empty if no token is needed.
-        admin: Tokens for administration and changes; empty without one.
-        settings: The service's settings.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.read()
-
-    def read(self) -> None:
+    @classmethod
+    def read(cls, settings: Settings) -> Tokens:
         """Read the tokens.
 
         Raises:
-            RagDemoError: A file cannot be read, or a token is invalid. The old tokens stay.
+            RagDemoError: A file cannot be read, or a token is invalid.
         """
-        settings = self.settings
-        self.clients, self.admin = (
-            _read_tokens("RAG_DEMO_TOKEN", settings.token, settings.token_file),
-            _read_tokens("RAG_DEMO_ADMIN_TOKEN", settings.admin_token, settings.admin_token_file),
-        )
+        clients = _read_tokens("RAG_DEMO_TOKEN", settings.token, settings.token_file)
+        admin = settings.admin_token, settings.admin_token_file
+        return cls(clients, _read_tokens("RAG_DEMO_ADMIN_TOKEN", *admin))
 
 
 def _read_tokens(variable: str, values: Iterable[str], paths: Iterable[Path]) -> list[bytes]:

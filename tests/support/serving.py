@@ -78,8 +78,10 @@ def make_index(folder: Path, texts: list[str] = TEXTS) -> Path:
 
 
 def read_settings(**options: Any) -> Any:
-    """Return the tokens of settings, which are read from options, variables and files."""
-    return Tokens(Settings.read(**options))
+    """Return settings, which are read from options, variables and files; check their tokens."""
+    settings = Settings.read(**options)
+    Tokens.read(settings)
+    return settings
 
 
 def settings_table() -> str:

@@ -52,7 +52,7 @@ def test_kubernetes_names_existing_options_ports_and_probes(index: Path) -> None
     }  # fmt: skip
     pod = kinds["Deployment"]["template"]
     (container,) = pod["spec"]["containers"]
-    settings = options_of(container["args"]).settings
+    settings = options_of(container["args"])
     seconds = settings.drain + settings.grace + CLOSING_S
     assert pod["spec"]["terminationGracePeriodSeconds"] >= seconds
     names = {each["name"] for each in container["ports"]}
@@ -79,7 +79,7 @@ def options_of(arguments: list[str]) -> Any:
 def test_compose_names_existing_options() -> None:
     (compose,) = documents_of("compose.yaml")
     service = compose["services"]["rag-demo"]
-    settings = options_of(service["command"]).settings
+    settings = options_of(service["command"])
     seconds = settings.drain + settings.grace + CLOSING_S
     assert int(service["stop_grace_period"].rstrip("s")) >= seconds
     assert service["deploy"]["replicas"] > 1
@@ -93,7 +93,7 @@ def test_systemd_unit_starts_the_service(index: Path) -> None:
     variables = dict(re.findall(r"RAG_DEMO_(\w+)=(\S+)", text.replace("%i", "1")))
     settings = read_settings(
         index=index, **{name.lower(): value for name, value in variables.items()}
-    ).settings
+    )
     assert settings.reuse_port and settings.metrics_port == 9101
     stop = int(re.findall(r"TimeoutStopSec=(\d+)", text)[0])
     assert stop >= settings.drain + settings.grace + CLOSING_S
