@@ -22,7 +22,7 @@ from torch_utils.prometheus import register
 __all__ = ["create_app"]
 
 _CLOSING_S = 15.0
-_ERRORS: dict[str, Any] = {"content": {"application/problem+json": {}, "application/json": {}}}
+_ERRORS: dict[str, Any] = {"application/problem+json": {}, "application/json": {}}
 
 
 def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> FastAPI:
@@ -48,21 +48,19 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
 
     app = FastAPI(
         title="rag-demo",
-        summary="Search an index of documents.",
         version="2",
         lifespan=cast(Any, serving),  # Its type does not say that it always yields a mapping.
         docs_url=None,  # FastAPI's pages load scripts from a CDN.
         redoc_url=None,
         redirect_slashes=False,  # A redirect would go to the host that the client names.
-        responses={"default": {"description": "An error.", **_ERRORS}},
+        responses={"default": {"description": "An error.", "content": _ERRORS}},
         exception_handlers=dict.fromkeys((HTTPException, RequestValidationError), respond_to_error),
     )
     app.state.service = None
     modules = (probes, search, embed, documents)
     for module in modules:
         # The guard checks tokens, before it reads a body; this describes them.
-        described = [] if module is probes else [Security(BEARER)]
-        app.include_router(module.router, dependencies=described)
+        app.include_router(module.router, dependencies=[Security(BEARER)] * (module is not probes))
     routes = [route for module in modules for route in module.router.routes]
     app.add_middleware(Guard, settings=settings, routes=routes)
     return app

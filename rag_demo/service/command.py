@@ -35,7 +35,7 @@ def serve(**options: Any) -> int:
     Each option is also a variable: RAG_DEMO_INDEX, RAG_DEMO_BATCH_TOKENS. The variables
     RAG_DEMO_TOKEN and RAG_DEMO_ADMIN_TOKEN hold tokens.
     """
-    from rag_demo.service.settings import Settings, Tokens, cpu_quota, is_loopback
+    from rag_demo.service.settings import Settings, cpu_quota, is_loopback, read_tokens
 
     settings = Settings.read(
         **{name: value for name, value in options.items() if value not in (None, ())}
@@ -51,7 +51,7 @@ def serve(**options: Any) -> int:
     for place in settings.index:
         load_manifest(place)  # Its errors are for the terminal.
     host = settings.host
-    if not (Tokens.read(settings).clients or is_loopback(host) or settings.no_token):
+    if not (read_tokens(settings)[0] or is_loopback(host) or settings.no_token):
         raise RagDemoError(
             f"{host or 'this machine'} can be reached by other machines without a token; "
             "set RAG_DEMO_TOKEN or --token-file, or use --no-token to answer every client"

@@ -18,8 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from rag_demo.documents.document import Document
 from rag_demo.retriever import embed
 from rag_demo.searching.arguments import check_documents
-from rag_demo.service.engine import embed as compute
-from rag_demo.service.engine import shards_of
+from rag_demo.service import engine
 from rag_demo.service.responses import Problem, at_most, respond
 from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
 from rag_demo.service.service import Running, Service
@@ -59,7 +58,7 @@ async def _add(request: Request | None, service: Service, new: Sequence[NewDocum
 
     def embed_documents(texts: Sequence[str]) -> Any:
         embedding = service.run_counted(
-            request, "model", partial(compute, "document"), texts, deadline
+            request, "model", partial(engine.embed, "document"), texts, deadline
         )
         return np.stack(asyncio.run_coroutine_threadsafe(embedding, loop).result()[0])
 
@@ -78,16 +77,12 @@ async def put(request: Request, service: Writable, body: DocumentsRequest) -> di
     return service.state(ids=[each.id for each in body.documents])
 
 
-_LINES = {
-    "required": True,
-    "description": "In each line a document, as in PUT.",
-    "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
-}
+_LINES = {"application/x-ndjson": {"schema": {"type": "string"}}}
 
 
-@router.post("/bulk", openapi_extra={"requestBody": _LINES})
+@router.post("/bulk", openapi_extra={"requestBody": {"required": True, "content": _LINES}})
 async def bulk(request: Request, service: Writable) -> Response:
-    """Add documents from lines of JSON while they arrive.
+    """Add documents from lines of JSON, each as in PUT, while they arrive.
 
     The response is a line of JSON for each change that is saved, and in the end a line with the
     total or with the error; earlier changes stay.
@@ -154,7 +149,7 @@ async def delete_several(service: Writable, body: DeleteRequest) -> dict[str, An
     """Delete documents by ids or by a filter, and save the index."""
 
     def change(retriever: Any) -> int:
-        found = (shard.store.matching(body.where) for shard in shards_of(retriever))
+        found = (shard.store.matching(body.where) for shard in engine.shards_of(retriever))
         deleted: int = retriever.delete(body.ids or [*chain.from_iterable(found)])
         return deleted
 
@@ -165,10 +160,9 @@ async def delete_several(service: Writable, body: DeleteRequest) -> dict[str, An
 async def get(request: Request, service: Running, document_id: str) -> Response:
     """Return a document."""
 
-    def read() -> Document | None:
+    def read() -> Any:
         with service.engine.index.host.lease(1.0) as retriever:
-            found: list[Document | None] = retriever.get([document_id])
-            return found[0]
+            return retriever.get([document_id])[0]
 
     document = await run_in_thread(read)
     if document is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,21 +10,18 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from rag_demo.service.engine import embed as compute
+from rag_demo.service import engine
 from rag_demo.service.responses import Problem, at_most, check_model, respond
 from rag_demo.service.schemas import EmbeddingsRequest, EmbedRequest
 from rag_demo.service.service import Running, Service
 from rag_demo.vectors import Vectors, normalized
 
 router = APIRouter()
+_Body = EmbedRequest | EmbeddingsRequest
 
 
 async def _embed(
-    request: Request,
-    service: Service,
-    texts: Sequence[str],
-    prompt: str | None,
-    body: EmbedRequest | EmbeddingsRequest,
+    request: Request, service: Service, texts: list[str], prompt: str | None, body: _Body
 ) -> tuple[Vectors, int, int]:
     """Embed texts.
 
@@ -35,7 +31,7 @@ async def _embed(
     at_most(len(texts), service.settings.max_texts, "texts", "input")
     kind = "query" if prompt in ("query", "search_query") else "document"
     rows, tokens, truncated = await service.run_counted(
-        request, "model", partial(compute, kind), texts, truncate=body.truncate is not False
+        request, "model", partial(engine.embed, kind), texts, truncate=body.truncate is not False
     )
     vectors, wanted = np.asarray(rows, "<f4"), body.dimensions
     if wanted is not None:
@@ -57,8 +53,8 @@ async def embed(request: Request, service: Running, body: EmbedRequest) -> Respo
 @router.post("/v1/embeddings")
 async def embeddings(request: Request, service: Running, body: EmbeddingsRequest) -> Response:
     """Embed texts as OpenAI does; ``input_type`` "query" embeds them as queries."""
-    engine = service.engine
-    check_model(body.model, engine.model_name, engine.model_id)
+    name = service.engine.model_name
+    check_model(body.model, name, service.engine.model_id)
     prompt = body.input_type or body.prompt_name
     vectors, tokens, cut = await _embed(request, service, body.input, prompt, body)
     rows: list[Any] = list(vectors)
@@ -69,7 +65,7 @@ async def embeddings(request: Request, service: Running, body: EmbeddingsRequest
         "data": [
             {"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)
         ],
-        "model": engine.model_name,
+        "model": name,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
     return respond(request, content, truncated=cut)

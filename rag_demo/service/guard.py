@@ -13,10 +13,11 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope, Send
 
 from rag_demo.errors import RagDemoError
 from rag_demo.service import metrics
@@ -25,9 +26,6 @@ from rag_demo.service.probes import PAGE_FILES
 from rag_demo.service.responses import BEARER, Problem, overloaded, problem_of, problem_response
 from rag_demo.service.settings import Settings, is_loopback
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
 
 log = logging.getLogger("rag_demo.service")
@@ -41,11 +39,7 @@ _FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
 _CLIENT_GONE = 499  # nginx's status for a client that closed its connection
 _PIECE = 1 << 16  # bytes of a response that are sent together
 _CLOSE = {"connection": "close"}
-_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
-]
+_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
 
 class Guard:
@@ -63,7 +57,7 @@ class Guard:
         self._requests = 0  # at present, without probes
         self._bytes = 0  # of all bodies and responses that are in memory
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -109,7 +103,7 @@ class Guard:
         try:
             if self._requests > self._settings.max_connections and counts:
                 raise overloaded(1, "too many requests at a time", status=503)
-            await self._admit(request, headers, service.tokens)
+            await self._admit(request, headers, *service.tokens)
             await self._app(request, self._limited(request, receive), send_with_headers)
         except Problem as problem:
             await refuse(problem)
@@ -137,7 +131,7 @@ class Guard:
             line = (*extra.values(), seconds * 1e3)
             log.info("%s %s %s %s %.1f ms", *line, extra={**extra, "ms": round(seconds * 1e3, 1)})
 
-    async def _admit(self, scope: Message, headers: Headers, tokens: Any) -> None:
+    async def _admit(self, scope: Scope, headers: Headers, clients: Any, admin: Any) -> None:
         path, method = scope["path"], scope["method"]
         host = headers.get(b"host", b"").decode("latin-1")
         # Browsers always send a Host header; HTTP/1.0 clients may not.
@@ -148,14 +142,14 @@ class Guard:
             detail = "send either content-length or transfer-encoding, not both"
             raise Problem(400, detail, headers=_CLOSE)
         is_admin = path.startswith("/admin") or (path.startswith("/documents") and method != "GET")
-        if method == "GET" and path in _OPEN_PATHS and tokens.clients:
+        if method == "GET" and path in _OPEN_PATHS and clients:
             return
-        if tokens.clients or (is_admin and tokens.admin):
+        if clients or (is_admin and admin):
             credentials = await BEARER(Request(scope))
             token = credentials.credentials.encode() if credentials else b""
-            if is_admin and (not tokens.admin or token in tokens.clients):
+            if is_admin and (not admin or token in clients):
                 raise Problem(403, "administration needs an admin token; set RAG_DEMO_ADMIN_TOKEN")
-            known = tokens.admin if is_admin else [*tokens.admin, *tokens.clients]
+            known = admin if is_admin else [*admin, *clients]
             if not sum(hmac.compare_digest(token, each) for each in known):
                 detail = "a valid token is required; send Authorization: Bearer TOKEN"
                 challenge = {"www-authenticate": "Bearer"}
@@ -169,7 +163,7 @@ class Guard:
             what = "administration" if is_admin else "this service"
             raise Problem(421, f"{what} is not available under this host name; use localhost")
 
-    def _limited(self, scope: Message, receive: Receive) -> Receive:
+    def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """Return a ``receive`` that limits a body in size and time, or each part of a stream."""
         most, limit_s = self._settings.max_body_bytes, self._settings.body_timeout
         size, ends = 0, time.monotonic() + limit_s
@@ -205,7 +199,7 @@ async def _send(send: Send, message: Message) -> None:
     await send({**message, "body": bytes(body)} if body else message)
 
 
-def _admit_local(scope: Message, headers: Headers) -> None:
+def _admit_local(scope: Scope, headers: Headers) -> None:
     client = (scope.get("client") or (None,))[0]
     if not is_loopback(client) or any(map(_FORWARDED.fullmatch, headers)):
         raise Problem(403, "administration needs a token, or a client on the same machine")

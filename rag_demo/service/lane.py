@@ -263,17 +263,15 @@ class Lane:
 
     async def _work(self) -> None:
         while True:
-            is_busy = False
             self._wake.clear()
             for queue, turn_s in ((self._small, _SMALL_TURN_S), (self._bulk, _BULK_TURN_S)):
                 budget = _FIRST_TOKENS if queue.rate is None else queue.rate * turn_s
                 if items := queue.take(min(budget, self._settings.batch_tokens)):
-                    is_busy = True
                     await self._compute(queue, items)
-            if not is_busy:
-                if self._is_closed:
-                    return
-                await self._wake.wait()
+                    self._wake.set()
+            if self._is_closed and not self._wake.is_set():
+                return
+            await self._wake.wait()
 
     async def _compute(self, queue: Queue, items: list[Item]) -> None:
         started = time.perf_counter()

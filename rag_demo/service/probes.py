@@ -101,7 +101,8 @@ def _serve(path: str, name: str) -> None:
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'"
+    "frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
 }
 for _path, _name in PAGE_FILES.items():
     _serve(_path, _name)

@@ -12,9 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rag_demo.retriever import SearchResult
-from rag_demo.service.engine import embed, estimate
-from rag_demo.service.engine import rerank as compute_logits
-from rag_demo.service.engine import search as compute_results
+from rag_demo.service import engine
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, check_model, respond
 from rag_demo.service.schemas import RerankRequest, SearchRequest
@@ -33,7 +31,7 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
     at_most(body.top_k, settings.max_top_k, "results of a query", "top_k")
     results = len(queries) * min(body.top_k, max(service.engine.documents, 1))
     at_most(results, settings.max_results, "results", "top_k")
-    tokens = estimate(queries)
+    tokens = engine.estimate(queries)
     at_most(max(tokens), settings.max_query_tokens, "tokens in a query", "queries")
     mode: str = body.mode or ("hybrid" if body.min_score is None else "dense")
     wanted = body.top_k * (_RERANKED if body.rerank else 1)
@@ -41,16 +39,16 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
     vectors: list[Any] = [None] * len(queries)
     if mode != "bm25":
         vectors, _, truncated = await service.run_counted(
-            request, "model", partial(embed, "query"), queries, deadline
+            request, "model", partial(engine.embed, "query"), queries, deadline
         )
     options: Any = {"top_k": wanted, "min_score": body.min_score, "where": body.where, "mode": mode}
     inputs = list(zip(queries, vectors, strict=True))
-    job = Job(partial(compute_results, options), inputs, tokens)
+    job = Job(partial(engine.search, options), inputs, tokens)
     found: list[list[SearchResult]] = await service.lanes["index"].run(request, job, deadline)
     if body.rerank:
         for row, (query, its) in enumerate(zip(queries, found, strict=True)):
             texts = [each.text[slice(*(each.passage or (None,)))] for each in its]
-            order, _, cut = await _ranked(request, service, query, texts, deadline=deadline)
+            order, _, cut = await _ranked(request, service, query, texts, False, deadline=deadline)
             found[row] = [
                 its[place]._replace(rank=rank, score=score)
                 for rank, (place, score) in enumerate(order[: body.top_k], start=1)
@@ -65,13 +63,7 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
 
 
 async def _ranked(
-    request: Request,
-    service: Service,
-    query: str,
-    texts: list[str],
-    *,
-    raw: bool = False,
-    **options: Any,
+    request: Request, service: Service, query: str, texts: list[str], raw: bool, **options: Any
 ) -> tuple[list[tuple[int, float]], int, int]:
     """Score texts as answers to a query.
 
@@ -88,7 +80,7 @@ async def _ranked(
         return [], 0, 0
     at_most(len(texts), service.settings.max_texts, "texts", "texts")
     logits, tokens, truncated = await service.run_counted(
-        request, "reranker", partial(compute_logits, query), texts, **options
+        request, "reranker", partial(engine.rerank, query), texts, **options
     )
     # tanh is exact where exp would overflow.
     scores = logits if raw else [(1 + math.tanh(logit / 2)) / 2 for logit in logits]
@@ -106,13 +98,9 @@ async def rerank(request: Request, service: Running, body: RerankRequest) -> Res
     if model_id and body.documents:
         check_model(body.model, name, model_id)
     texts = body.texts or [each.text for each in body.documents or ()]
+    truncate = body.truncate is not False
     order, tokens, truncated = await _ranked(
-        request,
-        service,
-        body.query,
-        texts,
-        raw=body.raw_scores,
-        truncate=body.truncate is not False,
+        request, service, body.query, texts, body.raw_scores, truncate=truncate
     )
     content: Any
     if body.texts:

@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import time
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -24,7 +25,6 @@ from rag_demo.service.engine import LoadModel
 from rag_demo.service.settings import Settings
 
 log = logging.getLogger("rag_demo.service")
-_BACKLOG = 2048  # connections that the system holds until they are accepted
 _NEW_CONNECTION_S = 3.0  # for the first request of a connection at shutdown
 
 
@@ -34,16 +34,12 @@ def bind(settings: Settings) -> socket.socket:
     Raises:
         RagDemoError: The address is invalid or in use.
     """
+    address = settings.host, settings.port
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listener = socket.create_server(
-            (settings.host, settings.port),
-            family=family,
-            backlog=_BACKLOG,
-            reuse_port=settings.reuse_port,
-        )
+        listener = socket.create_server(address, family=family, reuse_port=settings.reuse_port)
     except OSError as error:
-        raise _cannot_listen(settings.host, settings.port, error, "--port") from None
+        raise _cannot_listen(*address, error, "--port") from None
     # Accepted connections inherit the options. With Nagle's algorithm each response would wait
     # 40 ms for the acknowledgement of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -54,8 +50,7 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def _cannot_listen(host: str, port: int, error: OSError, option: str) -> RagDemoError:
-    advice = f"choose another address or {option}"
-    return RagDemoError(f"cannot listen on {host}:{port}: {error}; {advice}")
+    return RagDemoError(f"cannot listen on {host}:{port}: {error}; choose another {option}")
 
 
 def _serve_metrics(host: str, port: int, stack: contextlib.ExitStack) -> None:
@@ -121,7 +116,6 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._app, self._settings = app, settings
-        self._stops_at = math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the index and listen; the models are loaded afterwards."""
@@ -155,7 +149,8 @@ class Server(uvicorn.Server):
     def _begin_to_stop(self) -> None:
         if self._app.state.service is not None:
             self._app.state.service.draining = True
-        self._stops_at = min(self._stops_at, time.monotonic() + self._settings.drain)
+        loop, stop = asyncio.get_running_loop(), partial(setattr, self, "should_exit", True)
+        loop.call_soon_threadsafe(loop.call_later, self._settings.drain, stop)
 
     def _abort_connections(self) -> None:
         for connection in list(self.server_state.connections):
@@ -164,7 +159,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer the accepted requests, then close everything."""
         log.info("stopping after %d more requests", len(self.server_state.tasks))
-        self._app.state.service.stop_loading()
+        for lane in self._app.state.service.lanes.values():
+            lane.stop_loading()
         ends = time.monotonic() + _NEW_CONNECTION_S
         # What has arrived but is not accepted is reset when the listener closes. asyncio takes
         # three turns of the loop to accept a connection.
@@ -185,8 +181,3 @@ class Server(uvicorn.Server):
     def _has_new_connection(self) -> bool:
         connections: Any = self.server_state.connections
         return any(each.cycle is None and not each.transport.is_closing() for each in connections)
-
-    async def on_tick(self, counter: int) -> bool:
-        """Stop after draining. uvicorn calls it ten times a second."""
-        self.should_exit = self.should_exit or time.monotonic() >= self._stops_at
-        return await super().on_tick(counter)

@@ -16,7 +16,7 @@ from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, LoadModel, estimate
 from rag_demo.service.lane import Job, Lane
 from rag_demo.service.responses import Problem, overloaded, public_reason
-from rag_demo.service.settings import Settings, Tokens
+from rag_demo.service.settings import Settings, read_tokens
 from torch_utils import ModelInUseError
 from torch_utils.hosting.lease import run_in_thread
 
@@ -44,7 +44,7 @@ class Service:
     """
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
-        self.settings, self.tokens = settings, Tokens.read(settings)
+        self.settings, self.tokens = settings, read_tokens(settings)
         self.draining = False
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
@@ -65,11 +65,6 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def stop_loading(self) -> None:
-        """Refuse the requests that need a load: it may take longer than a stop."""
-        for lane in self.lanes.values():
-            lane.stop_loading()
 
     async def close(self) -> None:
         """Finish the queues, then close the engine; do not wait for a call that hangs."""
@@ -118,9 +113,8 @@ class Service:
         most = hosted.max_tokens or max(count for _, count in rows)
         truncated = sum(count > most for _, count in rows)
         if truncated and not truncate:
-            detail = f"{truncated} texts have more than the {most} tokens that the model reads"
-            detail += "; shorten them or set truncate to true"
-            raise Problem(413, detail, param="inputs")
+            detail = f"{truncated} texts are longer than the {most} tokens that the model reads"
+            raise Problem(413, f"{detail}; shorten them or set truncate to true", param="inputs")
         tokens = sum(min(count, most) for _, count in rows)
         metrics.TOKENS.inc(tokens)
         metrics.TRUNCATED.inc(truncated)
@@ -193,21 +187,19 @@ class Service:
             Problem: The new index cannot be opened; the old one stays in use.
         """
         async with self._changing:
-            await self._reload()
-
-    async def _reload(self) -> None:
-        try:
-            await run_in_thread(self.engine.reload)
-        except Exception as error:
-            # After any error of the new index the old one still works.
-            log.error("reload failed, the old index stays in use: %s", error, exc_info=error)
-            raise Problem(409, f"{public_reason(error)}; the old index is still in use") from None
+            try:
+                await run_in_thread(self.engine.reload)
+            except Exception as error:
+                # After any error of the new index the old one still works.
+                log.error("reload failed, the old index stays in use: %s", error, exc_info=error)
+                reason = public_reason(error)
+                raise Problem(409, f"{reason}; the old index is still in use") from None
         log.info("reloaded: %d documents", self.engine.documents)
 
     async def reload_on_signal(self) -> None:
         """Read tokens again, and reload."""
         try:
-            self.tokens = Tokens.read(self.settings)
+            self.tokens = read_tokens(self.settings)
         except RagDemoError as error:
             log.error("the old tokens stay in use: %s", error)
         with contextlib.suppress(Problem):  # It is in the log.
@@ -267,7 +259,8 @@ class Service:
                     raise Problem(422, str(error)[:500], param="documents") from None
                 except Exception as error:  # From the disk, or another process has changed it.
                     log.error("the index cannot be changed: %s", error, exc_info=error)
-                    await self._reload()  # After any failure the index must match its files again.
+                    # After any failure the index must match its files again.
+                    await run_in_thread(self.engine.reload)
                     if is_last or not isinstance(error, IndexChangedError):
                         detail = "the index cannot be changed; the service's log says why"
                         raise Problem(409, detail) from None

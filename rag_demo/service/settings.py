@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import click
 from pydantic import AfterValidator, Field, ValidationError, field_validator
@@ -17,7 +17,7 @@ from rag_demo.errors import RagDemoError
 from rag_demo.places import as_place
 from torch_utils import ModelHost
 
-__all__ = ["Settings", "Tokens", "is_loopback"]
+__all__ = ["Settings", "is_loopback", "read_tokens"]
 
 
 def _duration(value: float | str) -> float | str:
@@ -145,22 +145,15 @@ def options() -> list[click.Option]:
     return made
 
 
-class Tokens(NamedTuple):
-    """The tokens of clients, and those for administration and changes; none if none is needed."""
+def read_tokens(settings: Settings) -> tuple[list[bytes], list[bytes]]:
+    """Return the tokens of clients, and those for administration and changes.
 
-    clients: list[bytes]
-    admin: list[bytes]
-
-    @classmethod
-    def read(cls, settings: Settings) -> Tokens:
-        """Read the tokens.
-
-        Raises:
-            RagDemoError: A file cannot be read, or a token is invalid.
-        """
-        clients = _read_tokens("RAG_DEMO_TOKEN", settings.token, settings.token_file)
-        admin = settings.admin_token, settings.admin_token_file
-        return cls(clients, _read_tokens("RAG_DEMO_ADMIN_TOKEN", *admin))
+    Raises:
+        RagDemoError: A file cannot be read, or a token is invalid.
+    """
+    clients = _read_tokens("RAG_DEMO_TOKEN", settings.token, settings.token_file)
+    admin = settings.admin_token, settings.admin_token_file
+    return clients, _read_tokens("RAG_DEMO_ADMIN_TOKEN", *admin)
 
 
 def _read_tokens(variable: str, values: Iterable[str], paths: Iterable[Path]) -> list[bytes]:

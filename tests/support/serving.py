@@ -25,7 +25,7 @@ import httpx  # noqa: E402
 from rag_demo import FaissRetriever  # noqa: E402
 from rag_demo.service.app import create_app  # noqa: E402
 from rag_demo.service.server import Server, bind  # noqa: E402
-from rag_demo.service.settings import Settings, Tokens, options  # noqa: E402
+from rag_demo.service.settings import Settings, options, read_tokens  # noqa: E402
 
 __all__ = ["TEXTS", "Embedder", "ask", "make_app", "make_index", "search", "serving"]
 
@@ -80,7 +80,7 @@ def make_index(folder: Path, texts: list[str] = TEXTS) -> Path:
 def read_settings(**options: Any) -> Any:
     """Return settings, which are read from options, variables and files; check their tokens."""
     settings = Settings.read(**options)
-    Tokens.read(settings)
+    read_tokens(settings)
     return settings
 
 
