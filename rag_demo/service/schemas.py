@@ -18,7 +18,7 @@ def _as_list(value: Any) -> Any:
     """Accept one text for a list of one text; explain that token ids are not texts."""
     if isinstance(value, list) and value and not isinstance(value[0], str):
         raise Problem(
-            400,
+            422,
             "input must be text, not token ids (with LangChain: "
             "OpenAIEmbeddings(check_embedding_ctx_length=False))",
             param="input",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ import httpx  # noqa: E402
 
 from rag_demo import FaissRetriever  # noqa: E402
 from rag_demo.service.app import create_app  # noqa: E402
-from rag_demo.service.server import Server, bind  # noqa: E402
 from rag_demo.service.settings import Settings, options, read_tokens  # noqa: E402
 
 __all__ = ["TEXTS", "Embedder", "ask", "make_app", "make_index", "search", "serving"]
@@ -124,14 +123,6 @@ async def serving(
             while is_ready and (await http.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.005)
             yield http
-
-
-@contextlib.contextmanager
-def listening(index: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield the program's server, which has not started, and its socket."""
-    settings = Settings.read(index=index, retriever="faiss", port=0)
-    with bind(settings) as listener:
-        yield Server(create_app(settings, load_model=Embedder), settings), listener
 
 
 def ask(index: Path, *requests: Any, **options: Any) -> list[Any]:

@@ -115,13 +115,3 @@ def test_only_local_clients_administer_without_token(
             return (await http.post("/admin/reload", headers=headers)).status_code
 
     assert asyncio.run(main()) == status
-
-
-def test_requests_during_unload_are_answered(index: Path) -> None:
-    async def main() -> list[int]:
-        async with serving(index) as client:
-            searches = [client.post("/search", json={"query": f"q{n}"}) for n in range(10)]
-            unloads = [client.post("/admin/models/hashed/unload") for _ in range(3)]
-            return [each.status_code for each in await asyncio.gather(*searches, *unloads)]
-
-    assert set(asyncio.run(main())) == {200}

@@ -15,8 +15,6 @@ from support.serving import (
     Embedder,
     ask,
     load_hanging_model,
-    make_index,
-    search,
     serving,
 )
 from support.waiting import wait_for_async
@@ -74,16 +72,6 @@ def test_failed_load_is_retried_until_ready(index: Path) -> None:
             await wait_for_async(lambda: has_status(200))
 
     asyncio.run(main())
-
-
-def test_response_over_limit_gets_413(index: Path, tmp_path: Path) -> None:
-    long = make_index(tmp_path / "long", ["x" * 100_000])
-    body = {"query": "x", "mode": "dense"}
-    statuses = [
-        ask(long, search(body), max_response_bytes=most)[0].status_code
-        for most in (50_000, 200_000)
-    ]
-    assert statuses == [413, 200]
 
 
 def test_hung_load_fails_probes_and_ends_no_search_for_words(index: Path) -> None:

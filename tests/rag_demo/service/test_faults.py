@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -72,21 +71,6 @@ def test_missing_or_damaged_index_is_found_again(tmp_path: Path, retriever: str)
         assert status_of("/search", search) == 200
         assert started.stop() == 143
     assert not [text for text in texts if str(tmp_path) in text]
-
-
-def test_full_disk_does_not_end_the_service(index: Path) -> None:
-
-    def nothing_can_grow() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-    environment = {**os.environ, "LEVEL": "DEBUG"}
-    with open("/dev/full", "w") as full:
-        with service(index, stderr=full, env=environment, preexec_fn=nothing_can_grow) as started:
-            assert started.search(TEXTS[0])[0] == 200
-            assert started.ask("/admin/reload", method="POST")[0] == 200
-            assert started.ask("/admin/models/hashed/unload", method="POST")[0] == 200
-            assert started.search(TEXTS[0])[0] == 200
-            assert started.stop() == 143
 
 
 @pytest.fixture

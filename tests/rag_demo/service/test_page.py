@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,31 +14,6 @@ import pytest
 from support.serving import serving
 
 FOLDER = resources.files("rag_demo.service") / "page"
-
-
-class Elements(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, Any]]] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.found.append((tag, dict(attrs)))
-
-
-def test_page_has_no_inline_code_or_foreign_files() -> None:
-    """Every field has a label."""
-    parser = Elements()
-    parser.feed((FOLDER / "page.html").read_text(encoding="utf-8"))
-    labels = {attrs.get("for") for tag, attrs in parser.found if tag == "label"}
-    for tag, attrs in parser.found:
-        assert not any(name.startswith("on") or name == "style" for name in attrs), tag
-        for name in ("src", "href"):
-            assert not re.match(r"(https?:)?//", attrs.get(name) or ""), attrs
-        if tag in ("input", "select"):
-            assert attrs["id"] in labels
-    script = (FOLDER / "page.js").read_text(encoding="utf-8")
-    for dangerous in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
-        assert dangerous not in script
 
 
 def test_page_is_served_without_token_and_with_policy(index: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -161,26 +160,25 @@ def test_total_size_of_bodies_is_limited(index: Path) -> None:
     assert after == 200
 
 
-def test_number_of_results_is_limited(index: Path) -> None:
-    body = {"queries": ["a", "b"], "top_k": 3}
-    fits, too_many = (ask(index, search(body), max_results=most)[0].status_code for most in (6, 5))
-    assert (fits, too_many) == (200, 413)
+@pytest.mark.parametrize("option", ["max_results", "max_response_bytes"])
+def test_response_over_a_limit_gets_413(index: Path, option: str) -> None:
+    body = search({"queries": ["a", "b"], "top_k": 3})
+    (fits,) = ask(index, body)
+    most = {"max_results": 6, "max_response_bytes": len(fits.content)}[option]
+    found = [ask(index, body, **{option: n})[0].status_code for n in (most, most - 1)]
+    assert found == [200, 413]
 
 
-def test_probes_metrics_and_description_are_served(index: Path) -> None:
-    live, ready, health, metrics, described = ask(
-        index,
-        *(("GET", f"/{p}", {}) for p in ("livez", "readyz", "health", "metrics")),
-        ("GET", "/openapi.json", {}),
+def test_probes_and_metrics_are_served(index: Path) -> None:
+    live, ready, health, metrics = ask(
+        index, *(("GET", f"/{p}", {}) for p in ("livez", "readyz", "health", "metrics"))
     )
     assert live.json() == {"status": "ok"}
     assert ready.json() == health.json()
     assert ready.json()["documents"] == len(TEXTS)
     version = ready.json()["index_version"]
     assert f'rag_demo_index_version{{version="{version}"}} 1.0' in metrics.text
-    for name in ("torch_utils_model_loaded", "rag_demo_requests_total", "rag_demo_batch_tokens"):
-        assert name in metrics.text
-    assert "examples" in json.dumps(described.json()["components"]["schemas"]["SearchRequest"])
+    assert "torch_utils_model_loaded" in metrics.text
 
 
 def test_promtool_accepts_metrics(index: Path) -> None:
@@ -205,15 +203,6 @@ def test_filters_on_source_work_like_any_other(index: Path) -> None:
     assert found == {f"{FOLDER}/1.txt", f"{FOLDER}/2.txt"}
 
 
-def test_unknown_logical_key_is_explained(index: Path) -> None:
-    (answer,) = ask(index, search({"query": "memory", "where": {"$foo": 1}}))
-    (error,) = answer.json()["errors"]
-    assert error["pointer"] == "#/where"
-    for wanted in ("metadata", "'$foo'", "$nin", "$or"):
-        assert wanted in error["detail"]
-    assert "function" not in error["detail"]
-
-
 @pytest.mark.parametrize(
     ("sent", "pointer", "message"),
     [
@@ -222,6 +211,7 @@ def test_unknown_logical_key_is_explained(index: Path) -> None:
         ({}, "#", "required"),
         ({"json": {"query": 1}}, "#/query", "valid string"),
         ({"json": {"query": "a", "where": 1}}, "#/where", "valid dictionary"),
+        ({"json": {"query": "a", "where": {"$foo": 1}}}, "#/where", "unknown operator '$foo'"),
     ],
 )
 def test_invalid_body_is_explained_with_a_pointer(
