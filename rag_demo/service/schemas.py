@@ -83,8 +83,15 @@ class _Own(_Strict):
     model_config = ConfigDict(extra="forbid")
 
 
+def _one_of(*names: str) -> ConfigDict:
+    given: Any = [{"required": [n], "properties": {n: {"not": {"type": "null"}}}} for n in names]
+    return ConfigDict(json_schema_extra={"oneOf": given})
+
+
 class SearchRequest(_Own):
     """One query or several: exactly one of ``query`` and ``queries``."""
+
+    model_config = _one_of("query", "queries")
 
     query: Query | None = Field(None, examples=["what is a lease?"])
     queries: Queries | None = None
@@ -142,6 +149,8 @@ Documents = Annotated[list[Document], Field(fail_fast=True, min_length=1)]
 
 class RerankRequest(_Strict):
     """``texts`` as TEI's clients send, or Cohere's and Jina's ``documents``."""
+
+    model_config = _one_of("texts", "documents")
 
     query: Query
     texts: Texts | None = None

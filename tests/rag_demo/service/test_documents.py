@@ -170,11 +170,6 @@ def test_change_of_another_program_is_kept(folder: Path) -> None:
     assert ids_in(folder) == {"0", "1", "2", "3", "4", "new"}
 
 
-def test_results_without_text(index: Path) -> None:
-    (answer,) = ask(index, search({"query": "lease", "include_text": False}))
-    assert all("text" not in each and each["id"] for each in answer.json()["results"])
-
-
 def test_service_follows_the_link_to_the_newest_snapshot(folder: Path, tmp_path: Path) -> None:
     """Earlier snapshots stay as they were."""
     snapshots = tmp_path / "snapshots"

@@ -24,7 +24,9 @@ def test_search_returns_the_retrievers_results(index: Path) -> None:
         for more in ({}, {"where": {"year": {"$gte": 2001}}}, {"min_score": 0.02})
     ]
     *single, several = ask(
-        index, *map(search, bodies), search({"queries": ["lease", "index"], "mode": "dense"})
+        index,
+        *map(search, bodies),
+        search({"queries": ["lease", "index"], "mode": "dense", "include_text": False}),
     )
     with FaissRetriever(Embedder()) as retriever:
         retriever.load(index)
@@ -38,6 +40,7 @@ def test_search_returns_the_retrievers_results(index: Path) -> None:
             assert [each["score"] for each in found] == pytest.approx(scores)
         batches = retriever.search_batch(["lease", "index"], mode="dense")
     found = several.json()["batches"]
+    assert not any("text" in each for its in found for each in its)
     assert [[each["id"] for each in its] for its in found] == [
         [each.id for each in its] for its in batches
     ]

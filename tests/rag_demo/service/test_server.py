@@ -174,19 +174,6 @@ def test_second_interrupt_aborts_requests(index: Path) -> None:
         assert "CancelledError" not in served.output()  # Of the closing, in the middle.
 
 
-@pytest.mark.slow
-def test_ignored_interrupt_still_stops_the_service(index: Path) -> None:
-    """A script's ``&`` makes its programs ignore SIGINT."""
-
-    def ignore() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    with service(index, preexec_fn=ignore) as served:
-        assert served.ask("/livez")[0] == 200
-        served.process.send_signal(signal.SIGINT)
-        assert served.process.wait(TIMEOUT_S) == 128 + signal.SIGINT, served.output()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
