@@ -36,7 +36,6 @@ _SAFETY = 0.8  # A measured rate may be too high.
 _STALE_S = 60.0  # An older rate refuses nothing.
 _FORGET = 0.8  # the weight of earlier batches in the measured rate
 _CLOSING_S = 3.0
-_LOADING = "a load"
 
 
 class Job:
@@ -170,7 +169,7 @@ class Lane:
     @property
     def is_loading(self) -> bool:
         """Whether a load is under way."""
-        return (phase := self._phase) is not None and phase[0] == _LOADING
+        return self.hosted.host.state == "loading"
 
     async def run(self, request: Any, job: Job, deadline: float) -> list[Any]:
         """Run a job.
@@ -296,7 +295,7 @@ class Lane:
     def _lease(self) -> Any:
         if self._is_stopping and self.hosted.host.state != "loaded":
             raise _stopping()
-        self._phase = _LOADING, time.monotonic(), self._settings.load_timeout
+        self._phase = "a load", time.monotonic(), self._settings.load_timeout
         return self.hosted.lease()
 
     def load(self) -> None:
