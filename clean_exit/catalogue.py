@@ -11,15 +11,13 @@ _HERE = Path(__file__).resolve().parent
 
 
 class Catalogue(NamedTuple):
-    """A page with a section for each finding or rule of a command.
+    """A page with a section for each finding or rule.
 
     Attributes:
-        command: The command, whose option ``--explain`` prints a section.
         kind: "finding" or "rule".
         page: The file in this package.
     """
 
-    command: str
     kind: str
     page: str
 
@@ -37,17 +35,12 @@ class Catalogue(NamedTuple):
             known: The summary of each existing finding or rule.
 
         Raises:
-            ValueError: The name does not exist. The message lists the names, or names the other
-                command if the name belongs to that one.
+            ValueError: The name does not exist. The message lists the names.
         """
         if name in known:
             return f"{known[name]}\n\n{self.sections()[name]}"
-        for other in (FINDINGS, RULES):
-            if other is not self and name in other.sections():
-                found = f"{name!r} is a {other.kind} of {other.command}"
-                raise ValueError(f"{found}: {other.command} --explain {name}")
         raise ValueError(f"unknown {self.kind} {name!r}; choose from {', '.join(known)}")
 
 
-FINDINGS = Catalogue("clean-exit", "finding", "catalogue.md")
-RULES = Catalogue("clean-exit-lint", "rule", "lint-catalogue.md")
+FINDINGS = Catalogue("finding", "catalogue.md")
+RULES = Catalogue("rule", "lint-catalogue.md")

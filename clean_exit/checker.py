@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -81,19 +80,17 @@ def check(
 
     Raises:
         OSError: The program could not be started.
-        CheckerError: The checker failed while the program ran, and ended it.
+        CheckerError: The checker failed. If the program ran already, it was ended.
         TypeError: An argument has the wrong type.
-        ValueError: An argument has an invalid value, or both ``stop_after_s`` and ``stop_when``
-            are passed.
+        ValueError: An argument has an invalid value, or does not go with the others.
     """
     limits = Limits(timeout_s, max_shutdown_s, stop_signal, stop_after_s, stop_when)
     words = parse_command(command, cwd)
     if children not in ("count", "ignore"):
         raise ValueError(f'children must be "count" or "ignore", got {children!r}')
-    if stdin == subprocess.PIPE:
-        raise ValueError("stdin must be a file, DEVNULL or None, got PIPE; nothing writes into it")
-    if stdin is not None and not isinstance(stdin, int) and not hasattr(stdin, "fileno"):
-        raise TypeError(f"stdin must be a file, DEVNULL or None, got {stdin!r}")
+    is_file = stdin is None or isinstance(stdin, int) or hasattr(stdin, "fileno")
+    if not is_file or stdin == subprocess.PIPE:  # Nothing would write into a pipe.
+        raise ValueError(f"stdin must be a file, DEVNULL or None, got {stdin!r}")
     if isinstance(ignore, (str, bytes)):  # As patterns, its letters would match every finding.
         raise TypeError(f"ignore must be a list, got a string; pass ignore=[{ignore!r}]")
     patterns = [compile_pattern(pattern) for pattern in ignore]
@@ -105,14 +102,13 @@ def check(
 
     environment = dict(os.environ if env is None else env)
     with _folder() as folder:
-        if folder is not None:
-            environment = add_probe(
-                environment,
-                folder,
-                max_shutdown_s,
-                unbuffered=limits.stop_when is not None,
-                resource_warnings=resource_warnings,
-            )
+        environment = add_probe(
+            environment,
+            folder,
+            max_shutdown_s,
+            unbuffered=limits.stop_when is not None,
+            resource_warnings=resource_warnings,
+        )
         run = Run(
             words,
             environment,
@@ -142,34 +138,30 @@ def check(
         findings=tuple(counted),
         ignored=len(findings) - len(counted),
         note=_note(outcome),
-        stdout=run.stdout.text(),
-        stderr=run.stderr.text(),
+        stdout=run.stdout if copy_stdout else "",
+        stderr=run.stderr,
         duration_s=outcome.ended_s - outcome.started_s,
         shutdown_s=outcome.shutdown_s,
-        threads_s=outcome.threads_s,
         probed=outcome.record.pid is not None,
         stopped_by=limits.stop_signal if outcome.stopped_s is not None else None,
         timed_out=outcome.timed_out,
     )
 
 
-@contextlib.contextmanager
-def _folder() -> Iterator[str | None]:
-    """Create the folder of a run; None if there is no temporary folder, so no probe is loaded.
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Create the folder of a run.
 
     A program that changes its user can still write to the record, but not list the folder.
     """
     try:
         made = tempfile.TemporaryDirectory(prefix="clean-exit-", ignore_cleanup_errors=True)
-        folder = Path(made.name)
-        folder.chmod(0o711)
-        (folder / "events").touch()
-        (folder / "events").chmod(0o622)
-    except OSError:
-        yield None
-        return
-    with made as name:
-        yield name
+    except OSError as error:
+        raise CheckerError(f"there is no folder for temporary files; set TMPDIR: {error}") from None
+    folder = Path(made.name)
+    folder.chmod(0o711)
+    (folder / "events").touch()
+    (folder / "events").chmod(0o622)
+    return made
 
 
 def _note(outcome: Outcome) -> str:
@@ -179,7 +171,7 @@ def _note(outcome: Outcome) -> str:
         awaited = "a line matched" if limits.stop_when else f"{limits.stop_after_s:g} s had passed"
         name = signal_name(limits.stop_signal)
         return f"the program ended before {awaited}, so {name} was not sent"
-    if record and record.teardown_s is None and outcome.returncode >= 0:
+    if record and record.phase != "teardown" and outcome.returncode >= 0:
         return "its exit handlers did not all run: it ended by os._exit or called exec"
     return ""
 
@@ -246,57 +238,28 @@ def _crashes_of_children(outcome: Outcome, run: Run, found: list[Finding]) -> li
 
 def _hang(outcome: Outcome) -> Finding:
     limits = outcome.limits
-    when = f"{limits.after_stop_s:g} s after {signal_name(limits.stop_signal or 0)}"
-    no_line = limits.stop_when is not None and outcome.stopped_s is None
-    if limits.timeout_s is not None or no_line:
-        when = f"after {limits.timeout_s or WAIT_FOR_LINE_S:g} s"
+    when = f"after {limits.timeout_s or WAIT_FOR_LINE_S:g} s"
+    if outcome.stopped_s is not None and limits.timeout_s is None:
+        when = f"{limits.after_stop_s:g} s after {signal_name(limits.stop_signal or 0)}"
     summary = f"still running {when}; killed"
-    if no_line:
+    if limits.stop_when is not None and outcome.stopped_s is None:
         summary += f". No line of its output matched {limits.stop_when!r}"
-        if limits.timeout_s is None:
-            summary += "; set a timeout to wait longer"
     return Finding("hang", summary, outcome.stacks, outcome.record.phase, outcome.record.pid)
 
 
 def _slow(outcome: Outcome) -> Finding:
     summary = f"{outcome.shutdown_s:.2f} s; the limit is {outcome.limits.max_shutdown_s:g} s"
-    lines = [f"{what}: {duration_s:.2f} s" for what, duration_s in _parts(outcome)]
     stacks = outcome.stacks or outcome.record.slow_stacks
-    evidence = "\n".join(lines + ([stacks] if stacks else []))
-    return Finding("slow-shutdown", summary, evidence, "", outcome.record.pid)
-
-
-def _parts(outcome: Outcome) -> list[tuple[str, float]]:
-    """Return the parts of a shutdown and their durations in seconds, which add up to it."""
-    stop = signal_name(outcome.limits.stop_signal or 0)
-    moments: list[tuple[str, float | None]] = [(f"ending after {stop}", outcome.stopped_s)]
-    if record := outcome.own_record:
-        moments += [
-            ("joining threads", record.main_ended_s),
-            ("atexit callbacks", record.atexit_s),
-            ("interpreter teardown", record.teardown_s),
-        ]
-    began = outcome.shutdown_began_s or outcome.ended_s
-    # A part that began before the shutdown counts from the beginning of the shutdown.
-    known = [(what, max(at, began)) for what, at in moments if at is not None]
-    ends = [*(at for _, at in known[1:]), outcome.ended_s]
-    parts = [(what, end - at) for (what, at), end in zip(known, ends, strict=True)]
-    return [(what, duration_s) for what, duration_s in parts if duration_s > 0]
+    return Finding("slow-shutdown", summary, stacks, "", outcome.record.pid)
 
 
 def _orphans(outcome: Outcome) -> list[Finding]:
     """Return a finding about the processes that outlived the program, if there are any."""
     if not outcome.is_left and (outcome.timed_out or not outcome.holds_output):
         return []
-    count = len(outcome.remaining)
-    if not count:
-        summary = "a process that could not be found still holds the program's output open"
-        if outcome.is_left:
-            summary = "a process that kept restarting itself was still running; killed"
-        return [Finding("orphan-process", summary)]
-    running = f"{count} processes were still running" if count > 1 else "still running"
-    summary = f"{running}; killed"
+    summary = "still running; killed" if outcome.is_left else "still running"
     if outcome.holds_output:
         summary += ". The program's output was still open"
-    pid = int(outcome.remaining[0].split()[0])
+    # It is not listed if it kept restarting itself, or belongs to another program.
+    pid = int(outcome.remaining[0].split()[0]) if outcome.remaining else None
     return [Finding("orphan-process", summary, "\n".join(outcome.remaining), pid=pid)]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
-import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,98 +15,71 @@ from clean_exit import formats
 from clean_exit.catalogue import FINDINGS as CATALOGUE
 from clean_exit.findings import FINDINGS
 from clean_exit.keeper_client import CheckerError
-from clean_exit.options import compile_pattern, output_file, read_table, version, write
-from clean_exit.report import NOT_EXECUTABLE, NOT_FOUND, UNCLEAN, USAGE, ExitReport
+from clean_exit.options import Parser, compile_pattern, output_file, read_table, version, write
+from clean_exit.report import NOT_EXECUTABLE, NOT_FOUND, UNCLEAN, USAGE
 
 _EPILOG = """\
 exit codes: 0 clean exit; 120 the program's code is 0 but its exit was not clean; 124 timeout;
 125 wrong usage or checker error; 126 not executable; 127 not found; else the program's own code,
 or 128+n for signal n. [tool.clean-exit] in pyproject.toml sets defaults."""
 SETTINGS = (
-    *("timeout", "max-shutdown", "repeat", "resource-warnings", "ignore", "children"),
+    *("timeout", "max-shutdown", "resource-warnings", "ignore", "children"),
     *("error-exitcode", "report-json", "github"),
 )
 """The options that the table in pyproject.toml may set."""
 _ARGUMENTS = re.compile(r"\b(stop_signal|stop_after|stop_when|timeout|max_shutdown)(_s)?\b")
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that exits with 125 after one line on stderr."""
-
-    def error(self, message: str) -> Any:
-        """Print an error and exit."""
-        self.exit(USAGE, f"clean-exit: {message}; see clean-exit --help\n")
-
-    def print_help(self, file: Any = None) -> None:
-        """Print the help to stdout and exit."""
-        self.exit(_write(self.format_help()))
-
-
 def make_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
+        USAGE,
         prog="clean-exit",
         usage="clean-exit [options] [--] COMMAND...   (or FILE.py, -m MODULE, -c CODE)",
         description="Run a program and report whether it exited cleanly.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     limit = "kill the program after S seconds and report a hang"
-    add("--timeout", type=seconds, metavar="S", help=limit)
+    add("--timeout", type=_seconds, metavar="S", help=limit)
     slow = "report a shutdown that takes longer than S seconds (default 5)"
-    add("--max-shutdown", type=seconds, metavar="S", default=5.0, help=slow)
+    add("--max-shutdown", type=_seconds, metavar="S", default=5.0, help=slow)
     stop = "stop a server with the signal SIG (such as TERM, INT or 2)"
     add("--stop-signal", type=_stop_signal, metavar="SIG", help=stop)
     after = "send the stop signal after S seconds"
-    add("--stop-after", type=_seconds_or_zero, metavar="S", help=after)
+    add("--stop-after", type=_seconds, metavar="S", help=after)
     when = "send the stop signal when a line of the output matches (within 60 s or --timeout)"
     add("--stop-when", type=_pattern, metavar="REGEX", help=when)
-    add("--repeat", type=_integer(1), metavar="N", default=1, help="run the program N times")
     add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
     only = "ignore matching findings; the summary shows how many; may be repeated"
     add("--ignore", action="append", type=_pattern, metavar="REGEX", help=only)
     own = "ignore: count the program itself only, not its child processes (default count)"
     add("--children", choices=("count", "ignore"), default="count", help=own)
-    codes = _integer(1, 255)  # 0 would hide the findings.
     code = "exit code for findings if the program exits with 0 (default 120)"
-    add("--error-exitcode", type=codes, metavar="N", default=UNCLEAN, help=code)
+    add("--error-exitcode", type=_exit_code, metavar="N", default=UNCLEAN, help=code)
     add("--report-json", type=output_file, metavar="FILE", help="write a JSON report")
     add("--github", action="store_true", help="print annotations for GitHub Actions")
     add("--explain", metavar="ID", help="explain a finding and how to fix it, and exit")
     add("-q", "--quiet", action="store_true", help="print no report")
-    add("-v", "--verbose", action="store_true", help="print all findings with all evidence")
     add("--version", action="store_true", help="print the version and exit")
     return parser
 
 
-def seconds(text: str) -> float:
+def _seconds(text: str) -> float:
     """Convert a duration above 0 seconds."""
-    value = _seconds_or_zero(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text!r}")
-    return value
-
-
-def _seconds_or_zero(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}")
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text!r}")
     return value
 
 
-def _integer(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            wanted = f"of at least {least}" if most == sys.maxsize else f"from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"must be a whole number {wanted}, got {text!r}")
-        return int(text)
-
-    return read
+def _exit_code(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 255:  # 0 would hide the findings.
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 255, got {text!r}")
+    return int(text)
 
 
 def _stop_signal(text: str) -> int:
@@ -204,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             reason = f"the report {options.report_json!r} cannot be written: {error.strerror}"
             parser.error(reason)
     try:
-        return _run_repeatedly(parser, options, command)
+        return _run(parser, options, command)
     except ImportError as error:  # Windows.
         _print_line(f"clean-exit: {error}")
         return USAGE
@@ -219,92 +190,51 @@ def _write(text: str) -> int:
     return USAGE
 
 
-def _run_repeatedly(parser: Parser, options: argparse.Namespace, command: list[str]) -> int:
+def _run(parser: Parser, options: argparse.Namespace, command: list[str]) -> int:
     from clean_exit.checker import check  # Here, because it cannot be imported on Windows.
     from clean_exit.signals import ForwardedSignals, open_closed_files
 
-    reports: list[ExitReport] = []
-    failure = 0
     open_closed_files()
     with ForwardedSignals() as signals:
-        for _ in range(options.repeat):
-            try:
-                report = check(
-                    command,
-                    timeout_s=options.timeout,
-                    max_shutdown_s=options.max_shutdown,
-                    stop_signal=options.stop_signal,
-                    stop_after_s=options.stop_after,
-                    stop_when=options.stop_when,
-                    resource_warnings=options.resource_warnings,
-                    ignore=options.ignore or (),
-                    children=options.children,
-                    copy_stdout=False,
-                    echo=True,
-                    _signals=signals,
-                )
-            except ValueError as error:
-                parser.error(_ARGUMENTS.sub(lambda m: "--" + m[1].replace("_", "-"), str(error)))
-            except CheckerError as error:
-                _print_line(f"clean-exit: {error}")
-                failure = USAGE
-                break
-            except OSError as error:
-                failure = _explain_start_failure(command, error)
-                break
-            reports.append(report)
-            _print_report(report, options)
-            if signals.end_requested:
-                break
+        try:
+            report = check(
+                command,
+                timeout_s=options.timeout,
+                max_shutdown_s=options.max_shutdown,
+                stop_signal=options.stop_signal,
+                stop_after_s=options.stop_after,
+                stop_when=options.stop_when,
+                resource_warnings=options.resource_warnings,
+                ignore=options.ignore or (),
+                children=options.children,
+                copy_stdout=False,
+                echo=True,
+                _signals=signals,
+            )
+        except ValueError as error:
+            parser.error(_ARGUMENTS.sub(lambda m: "--" + m[1].replace("_", "-"), str(error)))
+        except CheckerError as error:
+            _print_line(f"clean-exit: {error}")
+            return USAGE
+        except OSError as error:
+            is_missing = isinstance(error, FileNotFoundError)
+            reason = "was not found" if is_missing else f"cannot be executed: {error.strerror}"
+            _print_line(f"clean-exit: {command[0]!r} {reason}")
+            return NOT_FOUND if is_missing else NOT_EXECUTABLE
+        if not options.quiet:
+            _print_line(f"clean-exit: {report}")
+        if options.github and report.findings:
+            _print_line(formats.to_github(report))
         try:
             if options.report_json:
-                Path(options.report_json).write_text(formats.to_json(reports), encoding="utf-8")
+                Path(options.report_json).write_text(formats.to_json(report), encoding="utf-8")
         except OSError as error:
             _print_line(f"clean-exit: the report cannot be written: {error}")
             return USAGE
-    return failure or _exit_code(reports, options.error_exitcode)
-
-
-def _explain_start_failure(command: list[str], error: OSError) -> int:
-    """Print why the program could not be started, and return the exit code."""
-    name = command[0]
-    is_missing = isinstance(error, FileNotFoundError)
-    # os.path, because Path raises below a folder without permission to enter.
-    exists, is_folder = os.path.exists(name), os.path.isdir(name)  # noqa: PTH110, PTH112
-    if not is_missing:
-        reason = "is a folder" if is_folder else f"cannot be executed ({error.strerror})"
-    elif len(command) == 1 and any(map(str.isspace, name)):
-        reason = f"was not found: it is one word; try clean-exit -- {name}"
-    elif os.sep not in name and exists:
-        reason = f"was not found: there is no such command in PATH; for the file here, use ./{name}"
-    elif exists:
-        reason = "cannot be executed: the interpreter that its first line names was not found"
-    elif os.sep in name:
-        reason = "was not found"
-    else:
-        here = "no such file here, and " if name.endswith(".py") else ""
-        reason = f"was not found: there is {here}no such command in PATH"
-    _print_line(f"clean-exit: {shlex.quote(name)} {reason}")
-    return NOT_FOUND if is_missing else NOT_EXECUTABLE
-
-
-def _print_report(report: ExitReport, options: argparse.Namespace) -> None:
-    if not options.quiet:
-        _print_line(formats.to_text(report, verbose=options.verbose))
-    if options.github and report.findings:
-        _print_line(formats.to_github(report))
+    is_unclean = report.exit_code == UNCLEAN and report.returncode != UNCLEAN
+    return options.error_exitcode if is_unclean else report.exit_code
 
 
 def _print_line(text: str) -> None:
     """Write to stderr, ignoring errors: the exit code has the verdict too."""
     write(sys.stderr, text + "\n")
-
-
-def _exit_code(reports: list[ExitReport], unclean: int) -> int:
-    """Return the exit code of the first run that failed or was not clean."""
-    for report in reports:
-        if report.exit_code == UNCLEAN and report.returncode != UNCLEAN:
-            return unclean
-        if report.exit_code:
-            return report.exit_code
-    return 0

@@ -44,8 +44,6 @@ def parse_command(
         raise ValueError("there is no command to run")
     first = words[0]
     if first.startswith(("-m", "-c")):
-        if first in ("-m", "-c") and len(words) < 2:
-            raise ValueError(f"{first} needs an argument")
         return [sys.executable, *words]
     path = os.path.join(folder, first)
     if first.endswith(".py") and os.path.isfile(path) and not _names_interpreter(Path(path)):

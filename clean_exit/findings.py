@@ -51,11 +51,6 @@ class Finding:
     process: str = ""
     child: bool = False
 
-    def __post_init__(self) -> None:
-        if self.id not in FINDINGS:
-            ids = ", ".join(FINDINGS)
-            raise ValueError(f"unknown finding {self.id!r}; choose from {ids}")
-
     @property
     def help(self) -> str:
         """The command that explains the finding."""

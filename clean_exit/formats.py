@@ -1,64 +1,24 @@
-"""The formats of a report: text, JSON and GitHub annotations."""
+"""The formats of a report for machines: JSON and GitHub annotations."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
-from collections import Counter
-from collections.abc import Sequence
 
-from clean_exit.findings import ABOUT_A_CHILD, FINDINGS, Finding
-from clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
+from clean_exit.report import SCHEMA_VERSION, ExitReport
 
-_MAX_LINES = 15  # of evidence without -v
-_MAX_FINDINGS = 10  # without -v; GitHub shows as many annotations of one step
 _PLACE = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 
 
-def to_text(report: ExitReport, *, verbose: bool = False) -> str:
-    """Format a report for people: a summary, then the findings with their evidence."""
-    lines = [f"clean-exit: {summarise(report)}"]
-    if report.note:
-        lines.append(f"  note: {report.note}")
-    if verbose:
-        lines.append(f"  command: {shlex.join(report.command)}")
-        sides = "inside and outside" if report.probed else "outside only (no probe was loaded)"
-        lines.append(f"  observed from {sides}")
-    visible = report.findings if verbose else report.findings[:_MAX_FINDINGS]
-    for finding in visible:
-        lines += _finding_lines(finding, verbose)
-    hidden = Counter(finding.id for finding in report.findings[len(visible) :])
-    if hidden:
-        kinds = ", ".join(f"{count} {name}" for name, count in hidden.items())
-        lines += ["", f"  ... {hidden.total()} more findings: {kinds} (-v shows them)"]
-    return "\n".join(lines)
-
-
-def _finding_lines(finding: Finding, verbose: bool) -> list[str]:
-    where = f", {finding.where}" if finding.where else ""
-    lines = ["", f"  {finding.id}: {FINDINGS[finding.id]}{where}"]
-    lines.append(f"    {finding.summary}")
-    evidence = finding.evidence.splitlines()
-    if not verbose and len(evidence) > _MAX_LINES:
-        hidden = len(evidence) - _MAX_LINES
-        evidence = [*evidence[:_MAX_LINES], f"... {hidden} more lines (-v shows them)"]
-    lines += [f"    | {line}" for line in evidence]
-    if finding.child:
-        lines.append(f"    {ABOUT_A_CHILD}")
-    lines.append(f"    see {finding.help}")
-    return lines
-
-
-def to_json(reports: Sequence[ExitReport]) -> str:
-    """Format reports as JSON; docs/clean-exit.md describes the schema."""
+def to_json(report: ExitReport) -> str:
+    """Format a report as JSON; docs/reference/json-reports.md describes the schema."""
     import json  # Here, because most runs do not need it.
 
     return json.dumps(
         {
             "schema_version": SCHEMA_VERSION,
-            "clean": all(report.clean for report in reports),
-            "runs": [report.to_json() for report in reports],
+            "clean": report.clean,
+            "runs": [report.to_json()],
         },
         indent=2,
     )
@@ -67,7 +27,7 @@ def to_json(reports: Sequence[ExitReport]) -> str:
 def to_github(report: ExitReport) -> str:
     """Format findings as annotations, which GitHub Actions shows with the run or in the code."""
     lines = []
-    for finding in report.findings[:_MAX_FINDINGS]:
+    for finding in report.findings:
         message = f"{finding.summary}\n{finding.evidence}\nsee {finding.help}"
         place = _place(finding.evidence)
         lines.append(github_annotation(message, **place, title=f"clean-exit: {finding.id}"))

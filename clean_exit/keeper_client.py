@@ -22,10 +22,6 @@ class CheckerError(Exception):
     """The checker failed during a run, and ended the program."""
 
 
-class KeeperLostError(CheckerError):
-    """The keeper was killed. The program was ended, but its children may still run."""
-
-
 class KeeperProcess:
     """A keeper process with its program.
 
@@ -33,12 +29,10 @@ class KeeperProcess:
         command: The program, searched in PATH, and its arguments.
         environment: The complete environment of the program.
         files: The program's standard input, output and error, as for `subprocess`.
-        folder: The folder that the keeper removes after the run; "" for none.
+        folder: The folder that the keeper removes after the run.
         cwd: The current folder of the program.
         mask: The signals that are blocked when the program starts; None for this thread's.
         inherit: Whether the program also inherits this process's inheritable files.
-        close: Files to close as soon as the keeper has them; the list is emptied. If another
-            thread forks before that, its child keeps them open.
 
     Attributes:
         pid: The program's process id.
@@ -62,7 +56,6 @@ class KeeperProcess:
         cwd: str | os.PathLike[str] | None,
         mask: Collection[int] | None,
         inherit: bool,
-        close: list[int],
     ) -> None:
         self.returncode: int | None = None
         self.ended_s: float | None = None
@@ -92,8 +85,6 @@ class KeeperProcess:
             except BaseException:  # Also after an interrupt, nothing else closes it.
                 self._socket.close()
                 raise
-        while close:
-            os.close(close.pop())
         self.keeper_pid: int = self._process.pid
         try:
             while b"\n" not in self._rest:
@@ -115,7 +106,7 @@ class KeeperProcess:
         except OSError:
             data = b""
         if not data:
-            raise KeeperLostError(
+            raise CheckerError(
                 "the supervising process was killed; processes of the program may still run"
             )
         self._rest += data
@@ -134,7 +125,7 @@ class KeeperProcess:
         """Receive what the keeper sends, waiting at most `timeout_s` seconds for it.
 
         Raises:
-            KeeperLostError: The keeper was killed.
+            CheckerError: The keeper was killed.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -172,7 +163,7 @@ class KeeperProcess:
             while not self._is_gone:
                 self._receive()
                 self._parse()
-        except KeeperLostError:
+        except CheckerError:
             pass  # close() ends the program.
 
     def close(self) -> None:

@@ -13,6 +13,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that exits with its own code after one line on stderr."""
+
+    def __init__(self, usage_code: int, **options: Any) -> None:
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
+        )
+        self._usage_code = usage_code
+
+    def error(self, message: str) -> Any:
+        """Print an error and exit."""
+        self.exit(self._usage_code, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def version() -> str:
     """Return the version of the distribution, or a note that the package was only copied."""
     try:

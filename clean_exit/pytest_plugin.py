@@ -8,6 +8,7 @@ plugins and conftest files. Its output becomes the failure message.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -37,24 +38,6 @@ _MARKER = (
 )
 _OPTIONS = {"timeout_s", "max_shutdown_s", "resource_warnings", "ignore", "children"}
 _only_test = pytest.StashKey[str]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
-    parser.getgroup("clean-exit", "clean exits").addoption(
-        "--clean-exit-timeout",
-        type=_seconds,
-        metavar="S",
-        help="timeout in seconds of tests with the marker clean_exit and of programs that the "
-        "fixture clean_exit runs (default: timeout in the table [tool.clean-exit] of "
-        f"pyproject.toml, else {_DEFAULT_TIMEOUT_S:g})",
-    )
-
-
-def _seconds(text: str) -> float:
-    from clean_exit.cli import seconds
-
-    return seconds(text)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -123,10 +106,9 @@ def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
         problem = f"has no option {unknown[0]!r}" if unknown else "takes options by name only"
         known = ", ".join(sorted(_OPTIONS))
         pytest.fail(f"the marker clean_exit {problem}; the options are {known}", pytrace=False)
-    usage_error = ""
     with TemporaryDirectory(prefix="clean-exit-pytest-") as folder:
         results = Path(folder, "results.xml")
-        try:
+        with _usage_errors("the marker clean_exit"):
             options = {**_defaults(item.config), **marker.kwargs}
             environment = {k: v for k, v in os.environ.items() if not k.startswith(_OWN_VARIABLES)}
             report = check(
@@ -136,11 +118,7 @@ def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
                 cwd=item.config.invocation_params.dir,
                 **options,
             )
-        except (TypeError, ValueError) as error:
-            usage_error = f"the marker clean_exit: {error}"
         outcome, message = _outcome(results)
-    if usage_error:  # Outside the handler, so that pytest does not show two errors.
-        pytest.fail(usage_error, pytrace=False)
     if outcome != "failed" and not report.clean:
         text = f"the interpreter of this test did not exit cleanly\n{report}"
         pytest.fail(text + _output(report), pytrace=False)
@@ -153,6 +131,14 @@ def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
     if outcome not in ("passed", "unexpectedly passed"):
         unclean = "" if report.clean else f"\nits interpreter did not exit cleanly\n{report}"
         pytest.fail(f"{message}{unclean}{_output(report)}", pytrace=False)
+
+
+@contextlib.contextmanager
+def _usage_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        raise pytest.fail.Exception(f"{what}: {error}", pytrace=False) from None
 
 
 def _node_id(item: pytest.Item) -> str:
@@ -207,13 +193,12 @@ def _output(report: ExitReport) -> str:
 
 
 def _defaults(config: pytest.Config) -> dict[str, Any]:
-    """Return options of check from pyproject.toml and the command line."""
+    """Return options of check from pyproject.toml."""
     from clean_exit.cli import read_settings
 
     settings = read_settings(config.rootpath)
-    timeout_s = config.getoption("clean_exit_timeout")
     return {
-        "timeout_s": timeout_s or settings.timeout or _DEFAULT_TIMEOUT_S,
+        "timeout_s": settings.timeout or _DEFAULT_TIMEOUT_S,
         "max_shutdown_s": settings.max_shutdown,
         "resource_warnings": settings.resource_warnings,
         "ignore": settings.ignore or (),
@@ -237,14 +222,9 @@ def clean_exit(pytestconfig: pytest.Config) -> Callable[..., ExitReport]:
     ) -> ExitReport:
         from clean_exit.checker import check
 
-        usage_error = ""
-        try:
+        with _usage_errors(f"clean_exit({script_or_command!r})"):
             options = {"stdin": subprocess.DEVNULL, **_defaults(pytestconfig), **options}
             report = check(script_or_command, **options)
-        except (OSError, ValueError) as error:
-            usage_error = f"clean_exit({script_or_command!r}): {error}"
-        if usage_error:  # Outside the handler, so that pytest does not show two errors.
-            pytest.fail(usage_error, pytrace=False)
         if not report.clean:
             pytest.fail(f"{shlex.join(report.command)}\n{report}", pytrace=False)
         if report.returncode != returncode and not (returncode == 0 and report.was_stopped):

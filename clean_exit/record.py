@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from clean_exit.findings import PHASES, Finding
 
 _MAX_BYTES = 32 << 20
 _MAX_LINE = 64 * 1024
-_MAX_TRIES = 100
 _FATAL = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
 _SLOW = re.compile(r"^Timeout \([\d:.]+\)!\n(?P<stacks>.*?)(?=^Fatal|\Z)", re.MULTILINE | re.DOTALL)
 # The errors that an entry of another shape, or with huge numbers, can cause.
@@ -34,9 +33,9 @@ class Record:
     Attributes:
         pid: The process that the times are about: the program, or the first Python below it;
             None if no probe was loaded.
-        main_ended_s: The end of its main module; None if a signal or os._exit ended it before.
-        atexit_s: The time when its threads were joined and its atexit callbacks began.
-        teardown_s: The time when its atexit callbacks had run and the teardown began.
+        phase: Its last phase; "" if no probe was loaded.
+        atexit_s: The time when its threads were joined and its atexit callbacks began; None if a
+            signal or os._exit ended it before.
         findings: The findings of all processes.
         errors: The number of errors of each type, to recognise their messages on stderr.
         shared_memory: The names of the shared memory blocks that were created and not removed.
@@ -46,26 +45,14 @@ class Record:
     """
 
     pid: int | None = None
-    main_ended_s: float | None = None
+    phase: str = ""
     atexit_s: float | None = None
-    teardown_s: float | None = None
     findings: list[Finding] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     shared_memory: set[str] = field(default_factory=set)
     joined_s: float = 0.0
     slow_stacks: str = ""
     crash_stacks: str = ""
-
-    @property
-    def phase(self) -> str:
-        """The last phase of the process; "" if no probe was loaded."""
-        if self.pid is None:
-            return ""
-        if self.teardown_s is not None:
-            return "teardown"
-        if self.atexit_s is not None:
-            return "atexit"
-        return "threads" if self.main_ended_s is not None else "main"
 
 
 class _Entry(NamedTuple):
@@ -78,11 +65,9 @@ class _Entry(NamedTuple):
     fields: tuple[Any, ...]
 
 
-def read_record(folder: str | None, program_pid: int) -> Record:
+def read_record(folder: str, program_pid: int) -> Record:
     """Read the record of a run, which may still go on."""
     record = Record()
-    if folder is None:
-        return record
     lines = read_file(Path(folder, "events")).split(b"\n")
     entries = [entry for line in lines if (entry := _parse(line)) is not None]
     starts = [entry.pid for entry in entries if entry.kind == "start"]
@@ -115,29 +100,19 @@ def read_file(path: Path) -> bytes:
         os.close(file)
 
 
-def read_stacks(folder: str | None, pid: int) -> str:
+def read_stacks(folder: str, pid: int) -> str:
     """Return the stacks that a process has written so far."""
-    data = read_file(Path(folder, f"stacks-{pid}")) if folder else b""
-    return data.decode("utf-8", "replace")
-
-
-def _literal(text: str) -> Any:
-    for _ in range(_MAX_TRIES):
-        try:
-            return ast.literal_eval(text)
-        except SystemError:
-            pass  # A bug of CPython 3.11 if another thread parses at the same time (gh-106905).
-    raise ValueError("cannot be parsed")
+    return read_file(Path(folder, f"stacks-{pid}")).decode("utf-8", "replace")
 
 
 def _parse(line: bytes) -> _Entry | None:
     if not line.startswith(b"('") or len(line) > _MAX_LINE:
         return None
     try:
-        kind, pid, time_s, phase, *fields = _literal(line.decode("utf-8", "replace"))
+        kind, pid, time_s, phase, *fields = ast.literal_eval(line.decode("utf-8", "replace"))
         entry = _Entry(str(kind), int(pid), float(time_s), phase, tuple(fields))
         is_valid = phase in PHASES and 0 < entry.pid < 1 << 32 and math.isfinite(entry.time_s)
-    except (*_INVALID, SyntaxError, MemoryError, RecursionError):
+    except (*_INVALID, SyntaxError, SystemError, MemoryError, RecursionError):
         return None  # The process was killed while it wrote, or the program wrote this line.
     return entry if is_valid else None
 
@@ -149,7 +124,6 @@ class _Reader:
         self._record = record
         self._program_pid = program_pid
         self._commands: dict[int, str] = {}
-        self._groups: dict[int, Finding] = {}
 
     def add(self, entry: _Entry) -> None:
         """Add an entry."""
@@ -158,23 +132,14 @@ class _Reader:
         if kind == "start":
             self._commands[entry.pid] = str(fields[0])
             if is_program:  # The process may become another Python program by exec.
-                record.main_ended_s = record.atexit_s = record.teardown_s = None
-                record.joined_s = 0.0
+                record.atexit_s, record.joined_s = None, 0.0
         elif kind in ("unraisable", "thread"):
-            *context, name, message, places, is_last = fields
-            found = self._error(entry, kind, context, name, message, places)
-            if is_last:
-                found = replace(found, summary=f"{found.summary}; more of this type are not listed")
-            record.findings.append(found)
+            *context, name, message, places = fields
+            record.findings.append(self._error(entry, kind, context, name, message, places))
             record.errors[name.rpartition(".")[2]] += 1
-        elif kind in ("process-group", "process-group-at-main-end"):
+        elif kind == "process-group":
             summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
-            # A forked child may end by os._exit after its main function, or reach its teardown.
-            self._groups[entry.pid] = self._finding(
-                "process-group-not-destroyed", summary, "", entry
-            )
-            if kind == "process-group":
-                record.findings.append(self._groups.pop(entry.pid))
+            record.findings.append(self._finding("process-group-not-destroyed", summary, "", entry))
         elif kind == "leaked":
             what, count, message = fields
             found_id = "leaked-semaphore" if what.startswith("sem") else "leaked-shared-memory"
@@ -183,21 +148,16 @@ class _Reader:
             record.shared_memory.add(str(fields[0]))
         elif kind == "shared-memory-removed":
             record.shared_memory.discard(str(fields[0]))
-        elif is_program and kind == "main-ended":
-            record.main_ended_s = entry.time_s
-        elif is_program and kind == "atexit":
-            record.atexit_s = entry.time_s
         elif is_program and kind == "joined":
             record.joined_s += float(fields[0])
-        elif kind == "teardown":
-            self._groups.pop(entry.pid, None)
-            if is_program:
-                record.teardown_s = entry.time_s
+        if is_program and kind == "atexit":
+            record.atexit_s = entry.time_s
+        if is_program and kind in ("start", "main-ended", "atexit", "teardown"):
+            record.phase = entry.phase
 
     def finish(self, folder: Path) -> None:
-        """Add what is known only at the end: process groups, crashes and slow shutdowns."""
+        """Add what is known only at the end: crashes and slow shutdowns."""
         record = self._record
-        record.findings += self._groups.values()
         for path in folder.glob("stacks-*"):
             pid = path.name.rpartition("-")[2]
             if not pid.isdecimal():

@@ -13,7 +13,6 @@ TIMED_OUT = 124
 USAGE = 125
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
-_LONG_S = 1.0  # a wait for threads that the summary mentions
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,12 @@ class ExitReport:
         findings: The findings, in the order of the events where it is known.
         ignored: The number of findings that ``ignore`` left out.
         note: A remark that is useful but not a finding; or "".
-        stdout: The program's stdout as text; of more than 2 MB, the first and the last million
-            bytes. Empty if it was passed through without a copy.
-        stderr: The program's stderr, with the same limits.
+        stdout: The last megabyte of the program's stdout as text; empty if it was passed through
+            without a copy.
+        stderr: The last megabyte of the program's stderr.
         duration_s: The time from start to end, in seconds.
         shutdown_s: The time from the joining of threads, or from the stop signal, to the end, in
             seconds; None if it is not known.
-        threads_s: The time that the program waited for its threads after its main module, in
-            seconds; None if it is not known or the program was stopped by a signal.
         probed: Whether the probe was loaded, which needs a Python program.
         stopped_by: The stop signal, if it was sent.
         timed_out: Whether the program had to be killed.
@@ -48,7 +45,6 @@ class ExitReport:
     stderr: str = field(default="", repr=False)
     duration_s: float = 0.0
     shutdown_s: float | None = None
-    threads_s: float | None = None
     probed: bool = False
     stopped_by: int | None = None
     timed_out: bool = False
@@ -77,28 +73,15 @@ class ExitReport:
     def to_json(self) -> dict[str, Any]:
         """Return the run as an entry of the JSON report."""
         return {
-            "command": list(self.command),
+            **_fields(self, "stdout", "stderr", "findings"),
             "clean": self.clean,
             "exit_code": self.exit_code,
-            "returncode": self.returncode,
-            "duration_s": round(self.duration_s, 4),
-            "shutdown_s": None if self.shutdown_s is None else round(self.shutdown_s, 4),
-            "threads_s": None if self.threads_s is None else round(self.threads_s, 4),
-            "probed": self.probed,
-            "timed_out": self.timed_out,
             "stopped_by": None if self.stopped_by is None else signal_name(self.stopped_by),
-            "ignored": self.ignored,
-            "note": self.note or None,
             "findings": [
                 {
-                    "id": finding.id,
+                    **_fields(finding),
                     "title": FINDINGS[finding.id],
-                    "summary": finding.summary,
                     "evidence": finding.evidence,
-                    "phase": finding.phase or None,
-                    "pid": finding.pid,
-                    "process": finding.process or None,
-                    "child": finding.child,
                     "help": finding.help,
                 }
                 for finding in self.findings
@@ -106,8 +89,22 @@ class ExitReport:
         }
 
     def __str__(self) -> str:
-        """Return a summary line and the findings with their evidence."""
-        return "\n".join([summarise(self), *map(str, self.findings)])
+        """Return a summary line, the note, and the findings with their evidence."""
+        lines = [summarise(self)]
+        if self.note:
+            lines.append(f"  note: {self.note}")
+        for finding in self.findings:
+            lines += ["", str(finding), f"    see {finding.help}"]
+        return "\n".join(lines)
+
+
+def _fields(record: ExitReport | Finding, *without: str) -> dict[str, Any]:
+    """Return the attributes by name, with None for empty strings."""
+    return {
+        name: None if value == "" else value
+        for name, value in vars(record).items()
+        if name not in without
+    }
 
 
 def summarise(report: ExitReport) -> str:
@@ -129,13 +126,8 @@ def summarise(report: ExitReport) -> str:
         if report.returncode == UNCLEAN and any(map(_is_about_output, report.findings)):
             code += " by Python itself, which could not write its output"
     took = f"took {report.duration_s:.2f} s"
-    parts = []
-    if report.threads_s is not None and report.threads_s > _LONG_S:
-        parts.append(f"{report.threads_s:.2f} s of waiting for threads")
     if report.shutdown_s is not None:
-        parts.append(f"{report.shutdown_s:.2f} s of shutdown")
-    if parts:
-        took += f", including {' and '.join(parts)}"
+        took += f", including {report.shutdown_s:.2f} s of shutdown"
     return f"{verdict}; {code} ({took})"
 
 

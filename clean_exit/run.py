@@ -21,7 +21,7 @@ from clean_exit.processes import Process, descendants, send_signal
 from clean_exit.record import Record, read_record, read_stacks
 from clean_exit.signals import Sender
 from clean_exit.stderr import StderrText
-from clean_exit.streams import Copy, LineWaiter, Pump
+from clean_exit.streams import Pump
 
 _TICK_S = 0.25  # between two looks at the run, while the program runs
 _TICK_AFTER_S = 0.02  # and after it has ended
@@ -43,8 +43,8 @@ class Limits:
     """The options of `clean_exit.check` that say when to stop a program.
 
     Raises:
-        TypeError: A value has the wrong type.
-        ValueError: A value is invalid, or both stop_after_s and stop_when are passed.
+        TypeError: A time is not a number.
+        ValueError: A value is invalid, or does not go with the others.
     """
 
     timeout_s: float | None = None
@@ -58,25 +58,17 @@ class Limits:
             value = getattr(self, name)
             if value is None and name != "max_shutdown_s":
                 continue
-            try:
-                is_valid = value >= 0 if name == "stop_after_s" else value > 0  # False for a NaN.
-            except TypeError:
-                raise TypeError(f"{name} must be a number of seconds, got {value!r}") from None
-            if not is_valid:
-                least = "0 seconds or more" if name == "stop_after_s" else "more than 0 seconds"
-                raise ValueError(f"{name} must be {least}, got {value!r}")
+            if not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+            if not value > 0:  # False for a NaN.
+                raise ValueError(f"{name} must be more than 0 seconds, got {value!r}")
         number = self.stop_signal
-        is_number = isinstance(number, int) and not isinstance(number, bool)
-        if number is not None and not (is_number and number in signal.valid_signals()):
-            message = "stop_signal must be a signal's number, such as signal.SIGTERM, got"
-            raise (ValueError if is_number else TypeError)(f"{message} {number!r}")
-        when = [n for n in ("stop_after_s", "stop_when") if getattr(self, n) is not None]
-        if len(when) > 1:
-            raise ValueError("pass either stop_after_s or stop_when, not both")
-        if when and self.stop_signal is None:
-            raise ValueError(f"{when[0]} needs stop_signal, the signal to send")
-        if number is not None and not when:
-            raise ValueError("stop_signal needs stop_after_s or stop_when, the time to send it")
+        if number is not None and number not in signal.valid_signals():
+            message = "stop_signal must be a signal's number, such as signal.SIGTERM"
+            raise ValueError(f"{message}, got {number!r}")
+        moments = (self.stop_after_s, self.stop_when)
+        if moments.count(None) != (2 if number is None else 1):
+            raise ValueError("stop_signal needs either stop_after_s or stop_when, and both need it")
         if self.stop_when is not None:
             compile_pattern(self.stop_when)
 
@@ -140,16 +132,6 @@ class Outcome:
         joined_s = 0.0 if self.stopped_s is not None else self.record.joined_s
         return None if began is None else max(0.0, self.ended_s - began - joined_s)
 
-    @property
-    def threads_s(self) -> float | None:
-        """The time from the end of the main module until the threads were joined."""
-        record = self.own_record
-        if self.stopped_s is not None or record is None:
-            return None
-        if record.main_ended_s is None or record.atexit_s is None:
-            return None
-        return max(0.0, record.atexit_s - record.main_ended_s)
-
 
 class Run:
     """One run of a program.
@@ -157,7 +139,7 @@ class Run:
     Args:
         command: The program and its arguments.
         environment: The program's environment.
-        folder: The folder of the record; None without a probe.
+        folder: The folder of the record.
         limits: The options that say when to stop the program.
         cwd: The current folder of the program.
         stdin: As for `subprocess`; None for this process's stdin.
@@ -175,7 +157,7 @@ class Run:
         command: list[str],
         environment: Mapping[str, str],
         *,
-        folder: str | None,
+        folder: str,
         limits: Limits,
         cwd: str | os.PathLike[str] | None = None,
         stdin: int | IO[Any] | None = None,
@@ -186,36 +168,33 @@ class Run:
     ) -> None:
         self._folder, self._limits = folder, limits
         self.text: StderrText = StderrText()
-        self.stdout: Copy = Copy()
-        self.stderr: Copy = Copy()
         self.forwarded: set[int] = set()
         self._is_hurried = False
-        self._awaited: list[LineWaiter] = []
         self._pumps: list[Pump] = []
         self._busy_s = 0.0
         self._last_left: list[Process] = []
         self._last_busy = -1
         ours: list[int] = []
+        pattern = None if limits.stop_when is None else compile_pattern(limits.stop_when)
         try:
             stdout: int | None = None
             if copy_stdout or limits.stop_when is not None:
                 reader, stdout = _make_pipe()
                 ours.append(stdout)
-                copies = [self.stdout.feed] if copy_stdout else []
-                self._add_pump(reader, 1 if echo or not copy_stdout else None, copies)
+                sink = 1 if echo or not copy_stdout else None
+                self._pumps.append(Pump(reader, sink, pattern))
             reader, stderr = _make_pipe()
             ours.append(stderr)
-            self._add_pump(reader, 2 if echo else None, [self.text.feed, self.stderr.feed])
+            self._pumps.append(Pump(reader, 2 if echo else None, pattern, self.text.feed))
             self.outcome: Outcome = Outcome(limits, time.monotonic())
             self.keeper: KeeperProcess = KeeperProcess(
                 command,
                 environment,
                 files=(stdin, stdout, stderr),
-                folder=folder or "",
+                folder=folder,
                 cwd=cwd,
                 mask=mask,
                 inherit=inherit,
-                close=ours,
             )
             self.outcome.pid = self.keeper.pid
         finally:
@@ -224,11 +203,15 @@ class Run:
             for pump in self._pumps:  # They end at once if the program was not started.
                 pump.start()
 
-    def _add_pump(self, reader: int, sink: int | None, watchers: list[Any]) -> None:
-        if self._limits.stop_when is not None:  # One for each stream, so that lines are not mixed.
-            self._awaited.append(LineWaiter(compile_pattern(self._limits.stop_when)))
-            watchers = [*watchers, self._awaited[-1].feed]
-        self._pumps.append(Pump(reader, sink, watchers))
+    @property
+    def stdout(self) -> str:
+        """The end of the program's stdout, if it is read."""
+        return self._pumps[0].text() if len(self._pumps) > 1 else ""
+
+    @property
+    def stderr(self) -> str:
+        """The end of the program's stderr."""
+        return self._pumps[-1].text()
 
     def wait(self) -> Outcome:
         """Wait until the program has ended, and its other processes had time to end."""
@@ -305,8 +288,8 @@ class Run:
         return False
 
     def _stop_is_due(self, now: float) -> bool:
-        if self._awaited:
-            return any(awaited.is_seen() for awaited in self._awaited)
+        if self._limits.stop_when is not None:
+            return any(pump.is_matched for pump in self._pumps)
         return now >= self.outcome.started_s + (self._limits.stop_after_s or 0.0)
 
     def _stacks(self) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 # Signals about this process itself, and those that no process can handle.
 _OWN = ("CHLD", "CONT", "PIPE", "TSTP", "TTIN", "TTOU", "URG", "WINCH", "XCPU", "XFSZ", "KILL",
         "STOP")  # fmt: skip
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 Sender = tuple[int, int]
 """Who sent a signal: its si_code and si_pid, as in sigaction(2)."""
 
@@ -26,11 +25,9 @@ class ForwardedSignals:
 
     Attributes:
         mask: The signals that were blocked before; the program starts with these.
-        end_requested: Whether a signal came that ends programs.
     """
 
     def __init__(self) -> None:
-        self.end_requested: bool = False
         self.mask: Collection[int] = ()
         others = {getattr(signal, f"SIG{name}", 0) for name in _OWN}
         self._received = signal.valid_signals() - others
@@ -72,9 +69,6 @@ class ForwardedSignals:
             if self._closing:
                 return
             with self._lock:
-                # Even if this process ignores the signal, the program may handle it.
-                is_ignored = signal.getsignal(number) is signal.SIG_IGN
-                self.end_requested |= number in _ENDING and not is_ignored
                 if self._forward is None or not self._forward(number, sender):
                     self._pending.append((number, sender))
 

@@ -526,7 +526,7 @@ def example_report() -> str:
         report = json.loads(file.read_text(encoding="utf-8"))
     run = report["runs"][0]
     run["command"][0] = "python"  # not the path of this machine's Python
-    run |= {"duration_s": 0.05, "shutdown_s": 0.01, "threads_s": 0.0}
+    run |= {"duration_s": 0.05, "shutdown_s": 0.01}
     for finding in run["findings"]:
         finding["pid"] = 12345
     return f"```json\n{json.dumps(report, indent=2)}\n```"

@@ -192,7 +192,7 @@ def _make_note(record, state):
             key = (kind, name)
             counts[key] = counts.get(key, 0) + 1
             if counts[key] <= most:
-                record(kind, *context, name, message, places, counts[key] == most)
+                record(kind, *context, name, message, places)
         except _failure:
             pass  # A hook that raises would change the program's behaviour.
 
@@ -266,8 +266,8 @@ def _watch_threads(record, note, state, hook, begin_atexit):
         record("main-ended")
         if getattr(sys, "unraisablehook", None) is not hook and not state["audited"]:
             _listen(note, state)
-        if state["forked"]:
-            _record_group("process-group-at-main-end", record, state)
+        if state["forked"]:  # multiprocessing may end it by os._exit, without atexit.
+            _record_group(record, state)
         try:
             return join()
         finally:
@@ -306,12 +306,12 @@ def _process_group(_modules=sys.modules):
     return id(world), distributed.get_backend()
 
 
-def _record_group(kind, record, state, _ask=_process_group, _failure=BaseException):
+def _record_group(record, state, _ask=_process_group, _failure=BaseException):
     try:
         group, backend = _ask()
         # A forked child does not have to destroy the group of its parent.
         if group is not None and group != state.get("inherited_group"):
-            record(kind, backend)
+            record("process-group", backend)
     except _failure:
         pass  # torch is only partly imported, or the program has replaced it.
 
@@ -333,7 +333,8 @@ def _make_last_callback(record, state, _record_group=_record_group):
     """Return the atexit callback that runs last, because it is registered first."""
 
     def last():
-        _record_group("process-group", record, state)
+        if not state["forked"]:
+            _record_group(record, state)
         state["phase"] = "teardown"
         record("teardown")
 

@@ -19,8 +19,6 @@ from support.clean_exit import (
     ENTRY_POINTS,
     FINDINGS,
     RULES,
-    Finding,
-    LintFinding,
     check,
     lint,
     lint_main,
@@ -38,65 +36,39 @@ def explain(command: Main, name: str) -> str:
     return out.getvalue().strip()
 
 
-@pytest.mark.parametrize("name", FINDINGS)
-def test_explain_prints_the_section_of_a_finding(name: str) -> None:
-    text = explain(main, name)
-    assert text.startswith(f"{name}: {FINDINGS[name]}\n\n")
-    assert "**What it means.**" in text
+@pytest.mark.parametrize(
+    ("command", "name", "parts"),
+    [
+        *(
+            (main, name, [f"{name}: {FINDINGS[name]}\n\n", "**What it means.**"])
+            for name in FINDINGS
+        ),
+        *((lint_main, name, ["**Why.**", "**Safe.**"]) for name in RULES),
+    ],
+)
+def test_explain_prints_the_section(command: Main, name: str, parts: list[str]) -> None:
+    text = explain(command, name)
+    assert all(part in text for part in parts)
     assert "\n## " not in text
-    assert Finding(name, "").help == f"clean-exit --explain {name}"
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_explain_prints_the_section_of_a_rule(name: str) -> None:
-    text = explain(lint_main, name)
-    assert "**Why.**" in text
-    assert "**Safe.**" in text
-    assert "\n## " not in text
-    assert LintFinding(name, "a.py", 1, 1, "").help == f"clean-exit-lint --explain {name}"
+@pytest.mark.parametrize(
+    ("command", "code", "names"), [(main, 125, FINDINGS), (lint_main, 2, RULES)]
+)
+def test_explain_of_an_unknown_name_lists_the_names(
+    command: Main, code: int, names: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert command(["--explain", "what", "."]) == code
+    except SystemExit as ended:
+        assert ended.code == code
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert all(name in output.err for name in names)
 
 
 def test_codes_of_rules_are_distinct() -> None:
     assert len({rule.code for rule in RULES.values()}) == len(RULES)
-
-
-@pytest.mark.parametrize(
-    ("command", "code", "arguments", "names", "other", "printed"),
-    [
-        (
-            main,
-            125,
-            ["true"],
-            FINDINGS,
-            "blocking-call",
-            "a rule of clean-exit-lint: clean-exit-lint --ex",
-        ),
-        (lint_main, 2, [], RULES, "hang", "a finding of clean-exit: clean-exit --explain hang"),
-    ],
-    ids=["clean-exit", "clean-exit-lint"],
-)
-def test_explain_lists_the_names_or_points_to_the_other_command(
-    command: Main,
-    code: int,
-    arguments: list[str],
-    names: Sequence[str],
-    other: str,
-    printed: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Neither command runs a program."""
-
-    def ask(name: str) -> str:
-        try:
-            assert command(["--explain", name, *arguments]) == code
-        except SystemExit as ended:
-            assert ended.code == code
-        output = capsys.readouterr()
-        assert output.out == ""
-        return output.err
-
-    assert all(name in ask("what") for name in names)
-    assert printed in ask(other)
 
 
 # The other programs take long or need torch.

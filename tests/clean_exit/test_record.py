@@ -46,24 +46,11 @@ is_on = False
 """
 DESTROY = "dist.destroy_process_group()"
 DIRTY = "class A:\n    def __del__(self): raise ValueError('dirty')\na = A()\n"
-SPAWN = "pid = os.posix_spawn(sys.executable, [sys.executable, '-I', 'dirty.py'], os.environ)\n"
-WAIT = """
-def has_ended():
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-while not has_ended(): time.sleep(0.01)
-"""
 # Programs that start another program or interpreter without a probe.
 OTHERS = {
-    "a child that nobody waits for": "import os, sys, time\n" + SPAWN + WAIT,
-    "a child that goes on": "import os, sys\n" + SPAWN,
-    "a child whose end is ignored in C": (
-        "import ctypes, os, sys, time\nctypes.CDLL(None).signal(17, ctypes.c_void_p(1))\n"
-        + SPAWN
-        + WAIT
+    "a child that goes on": (
+        "import os, sys\n"
+        "os.posix_spawn(sys.executable, [sys.executable, '-I', 'dirty.py'], os.environ)\n"
     ),
     "another program, out of a destructor": (
         "import os, sys\nclass B:\n    def __del__(self, e=os.execv, p=sys.executable):\n"
@@ -164,7 +151,7 @@ if __name__ == "__main__":
     "how",
     [
         "subprocess",
-        *(pytest.param(h, marks=pytest.mark.slow) for h in ("fork", "spawn", "forkserver")),
+        *(pytest.param(h, marks=pytest.mark.slow) for h in ("fork", "spawn")),
     ],
 )
 def test_crashed_python_child_is_reported_with_its_stack(how: str, tmp_path: Path) -> None:
@@ -207,7 +194,6 @@ def test_equal_errors_are_counted(differs: str) -> None:
     report = check(["-c", source])
     assert {finding.id for finding in report.findings} == {"unraisable"}
     assert len(report.findings) == 20
-    assert "in A.__del__(); more of this type are not listed" in str(report)
     other = "\nclass B:\n    def __del__(self): raise KeyError\nB()"
     report = check(["-c", source + other], ignore=["the driver is gone"])
     assert [finding.summary for finding in report.findings] == ["KeyError in B.__del__()"]
@@ -299,14 +285,9 @@ for path in [path for path in folder.rglob("*") if path.is_file()]:
     if how == "fifo":
         path.unlink()
         os.mkfifo(path)
-    elif how == "folder":
-        path.unlink()
-        path.mkdir()
     elif how == "endless":
         path.unlink()
         path.symlink_to("/dev/zero")
-    elif how == "gone":
-        path.unlink()
     elif how == "garbage":
         path.write_bytes(b"garbage\n\0\xff\n" + data + b"(" * 5000 + b"\n[" * 5000)
     elif how == "cut off":
@@ -328,9 +309,7 @@ print("damaged" if damaged else "found nothing")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", ["fifo", "folder", "endless", "gone", "garbage", "cut off", *map(str, range(10))]
-)
+@pytest.mark.parametrize("how", ["fifo", "endless", "garbage", "cut off", *map(str, range(10))])
 def test_damaged_record_neither_fails_nor_blocks_the_checker(how: str, tmp_path: Path) -> None:
     code = f"""
 import importlib, sys
@@ -344,27 +323,6 @@ print(report.stderr, file=sys.stderr)
     environment = {**ENVIRONMENT, "TMPDIR": str(temporary)}
     done = run_command([sys.executable, "-c", code, *program], env=environment)
     assert (done.stdout, done.returncode) == ("damaged 0 False True\n", 0), done.stderr
-
-
-def test_parser_error_of_cpython_3_11_loses_no_entry() -> None:
-    """CPython 3.11 fails sometimes if several threads parse."""
-    code = f"""
-import ast, importlib, sys
-check = importlib.import_module({MODULE!r}).check
-usual, calls = ast.literal_eval, []
-def failing(text):
-    calls.append(text)
-    if len(calls) % 2:
-        raise SystemError("AST constructor recursion depth mismatch")
-    return usual(text)
-for ast.literal_eval in usual, failing:
-    report = check(["-c", sys.argv[1]])
-    print([finding.summary for finding in report.findings])
-"""
-    done = run_command([sys.executable, "-c", code, MANY.format("")])
-    first, second = done.stdout.splitlines()
-    assert first == second
-    assert "the driver is gone" in first
 
 
 def test_forked_child_is_not_blamed_for_its_parents_process_group() -> None:

@@ -217,27 +217,6 @@ def test_ctrl_c_arrives_once(by_terminal: bool) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_stopped_group_stops_and_continues_the_program() -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        script = "echo pid=$$.; read line; echo got=$line."
-        os.execve(sys.executable, [*QUIET, "sh", "-c", script], ENVIRONMENT)
-    program = int(read_until(terminal, b".").partition(b"=")[2].partition(b".")[0])
-    # A terminal does not stop a group without a shell, so the test sends SIGSTOP.
-    os.killpg(pid, signal.SIGSTOP)
-    wait_for(lambda: state(program) == state(pid) == "T")
-    os.killpg(pid, signal.SIGCONT)
-    wait_for(lambda: "T" not in (state(program), state(pid)))
-    os.write(terminal, b"hello\n")
-    assert b"got=hello." in read_all(terminal)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-
-
 def test_shell_sees_the_job_stopped_and_continues_it() -> None:
     script = """set -m
 CHECKER sh -c 'echo ready; kill -TSTP 0; echo on' &
@@ -276,10 +255,7 @@ LOOK = (
 @pytest.mark.parametrize(
     "before",
     [
-        pytest.param("", marks=pytest.mark.slow),
-        pytest.param(
-            "[signal.signal(number, signal.SIG_IGN) for number in (1, 2)]", marks=pytest.mark.slow
-        ),
+        "[signal.signal(number, signal.SIG_IGN) for number in (1, 2)]",
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})",
     ],
 )
@@ -321,17 +297,10 @@ for number in range(1, signal.NSIG):
     if number in signal.valid_signals() - {{9, 19}}: signal.signal(number, {handler})
 atexit.register(time.sleep, 2)
 """
-    done = run_command([*CHECKER, "--max-shutdown", "0.2", "-v", "-c", code])
+    done = run_command([*CHECKER, "--max-shutdown", "0.2", "-c", code])
     assert (done.stdout, done.returncode) == ("", 120), done.stderr
     assert "slow-shutdown" in done.stderr
     assert "most recent call first" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_ignored_signal_does_not_keep_the_command_from_ending(name: str) -> None:
-    done = run_command(["bash", "-c", f"trap '' {name}; exec {' '.join(QUIET)} true"])
-    assert done.returncode == 0, done
 
 
 def test_signal_after_the_program_ends_left_over_processes_at_once() -> None:

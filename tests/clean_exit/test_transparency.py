@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -161,37 +160,9 @@ def test_executable_must_name_its_interpreter_unless_it_is_python(tmp_path: Path
         assert run_command([*QUIET, name], cwd=tmp_path).returncode == 126
 
 
-@pytest.mark.slow
-def test_folders_and_archives_run_the_same(tmp_path: Path) -> None:
-    source = "import sys; print(__name__, sys.argv[1:], sys.path[0], __file__)"
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "__main__.py").write_text(source)
-    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
-        archive.writestr("__main__.py", source)
-    for target in ("folder", "app.pyz"):
-        command = [sys.executable, target, "a"]
-        plain = run_command(command, cwd=tmp_path)
-        below = run_command([*QUIET, *command], cwd=tmp_path)
-        assert (below.stdout, below.stderr) == (plain.stdout, plain.stderr)
-    assert run_command([*CHECKER, "-q", "-mfolder", "a"], cwd=tmp_path).returncode == 0
-
-
 # In each way, stderr is not the checker's.
 WAYS = {
     "pty.spawn": "import pty; pty.spawn([sys.executable, __file__, 'again'])",
-    "pty.fork": """
-import pty
-pid, terminal = pty.fork()
-if pid == 0:
-    os.execve(sys.executable, [sys.executable, __file__, 'again'], dict(os.environ))
-try:
-    while os.read(terminal, 1024):
-        pass
-except OSError:
-    pass
-os.waitpid(pid, 0)
-""",
-    "os.spawnl": "os.close(2); os.spawnl(os.P_WAIT, sys.executable, 'python', __file__, 'again')",
     "os.execlp": """
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 os.environ['PATH'] = os.path.dirname(sys.executable)
