@@ -16,7 +16,7 @@ from clean_exit.lint.files import python_files
 from clean_exit.lint.findings import RULES
 from clean_exit.lint.formats import WRITERS, counted, to_statistics, to_text
 from clean_exit.lint.linter import check, selected_rules
-from clean_exit.options import nonempty, output_file, read_table, version, write
+from clean_exit.options import Parser, nonempty, output_file, read_table, version, write
 
 FINDINGS, USAGE, INTERRUPTED = 1, 2, 130
 _PER_FILE = "per-file-ignores"
@@ -28,19 +28,13 @@ exit codes: 0 no findings; 1 findings; 2 wrong usage or the output failed; 130 C
 "# clean-exit-lint: ignore[RULE]" on a line hides its findings."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        self.exit(USAGE, f"clean-exit-lint: {message}; see clean-exit-lint --help\n")
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = _Parser(
+    parser = Parser(
+        USAGE,
         prog="clean-exit-lint",
         description="Find destructors and exit callbacks that cannot work. Runs none of the code.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("paths", nargs="*", metavar="PATH", help="files and folders (default .)")
@@ -88,11 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"clean-exit-lint: {error}", file=sys.stderr)
         return USAGE
-    except OSError as error:  # From stdout: errors of other files are ValueErrors.
-        if isinstance(error, BrokenPipeError):  # A reader such as head has closed the pipe.
-            return FINDINGS
-        print(f"clean-exit-lint: stdout: {error.strerror}", file=sys.stderr)
-        return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
@@ -116,7 +105,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         ignore=options.ignore,
         per_file_ignores=dict(options.per_file_ignores),
     )
-    _note(options, *result.notes)
+    for note in result.notes if not options.quiet else ():
+        print(f"clean-exit-lint: note: {note}", file=sys.stderr)
     if options.write_baseline:
         text = baseline.to_text(result.findings, Path(options.write_baseline))
         path = Path(options.write_baseline)
@@ -175,11 +165,7 @@ def _relative(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _note(options: argparse.Namespace, *notes: object) -> None:
-    for note in notes if not options.quiet else ():
-        print(f"clean-exit-lint: note: {note}", file=sys.stderr)
-
-
 def _print(text: str) -> None:
-    if error := write(sys.stdout, text + "\n"):
-        raise error
+    error = write(sys.stdout, text + "\n")
+    if error and not isinstance(error, BrokenPipeError):  # A reader such as head has gone.
+        raise ValueError(f"stdout: {error.strerror}")

@@ -140,8 +140,6 @@ class Construction:
         for node in _in_order(function.node):
             for one in assignments_in(node, function):
                 yield Step(one.name, node, function, self._note_first(one.name, one.value))
-            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
-                yield Step(mangle(node.target.attr, function.owner), node, function)
             if isinstance(node, ast.Call):
                 value = self._evaluator.evaluate(node.func, env)
                 own = value.function if isinstance(value, Bound) else value
@@ -187,9 +185,7 @@ def _in_order(node: ast.AST, is_caught: bool = False) -> Iterator[ast.AST]:
     except for what they set and raise: a second failure is too rare.
     """
     parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
-    if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
-        parts = [node.test, *node.orelse]  # Another way out; only its test is on the way.
-    elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         parts = [node.value]  # It is evaluated before the attribute is set.
     elif isinstance(node, ast.Try):
         for handler in node.handlers:  # One that sets something has made up for the failure.
@@ -248,10 +244,8 @@ def _may_raise(node: ast.AST, where: Function) -> bool:
 
 def _sets_unknown_names(function: Function) -> bool:
     """Whether a method sets attributes whose names are not in the source."""
-    for node in inside(function.node):
-        if isinstance(node, ast.Call):
-            if last_name(node.func) in {"setattr", "__setattr__"}:
-                return True
-            if last_name(node.func) == "update" and "__dict__" in ast.dump(node.func):
-                return True
-    return False
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("setattr", "__setattr__", "__dict__.update"))
+        for node in inside(function.node)
+    )

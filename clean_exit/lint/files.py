@@ -7,7 +7,6 @@ import fnmatch
 import importlib.util
 import os
 import re
-import stat
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,16 +63,8 @@ def _files_below(folder: str, exclude: Sequence[str]) -> Iterator[str]:
         )  # fmt: skip
         for name in sorted(files):
             path = os.path.normpath(os.path.join(place, name))  # noqa: PTH118
-            if name.endswith(".py") and not matches(path, exclude) and _is_file(path):
+            if name.endswith(".py") and not matches(path, exclude):
                 yield path
-
-
-def _is_file(path: str) -> bool:
-    """Whether reading a path cannot block, as a pipe can; reading reports a missing file."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116  (hot)
-    except OSError:
-        return True
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:

@@ -44,13 +44,6 @@ RULES: dict[str, Rule] = {
 }
 
 
-def printable(path: str) -> str:
-    """Return a path with escapes for characters that a terminal would not show."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in path
-    )
-
-
 @dataclass(frozen=True)
 class Step:
     """One function on the way from a destructor to a finding."""
@@ -114,6 +107,5 @@ class Note:
     message: str
 
     def __str__(self) -> str:
-        path = printable(self.path)
-        where = f"{path}:{self.line}" if self.line else path
+        where = f"{self.path}:{self.line}" if self.line else self.path
         return f"{where}: {self.message}"

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote_from_bytes
 
 from clean_exit.formats import github_annotation
-from clean_exit.lint.findings import RULES, SCHEMA_VERSION, Finding, printable
+from clean_exit.lint.findings import RULES, SCHEMA_VERSION, Finding
 from clean_exit.lint.linter import Result
 
 _WIDEST = 160
@@ -51,7 +51,7 @@ def counted(count: int, word: str) -> str:
 
 
 def _lines(finding: Finding) -> list[str]:
-    place = f"{printable(finding.path)}:{finding.line}:{finding.column}"
+    place = f"{finding.path}:{finding.line}:{finding.column}"
     code = finding.code_line.strip()[:_WIDEST]
     lines = [f"{place}: {finding.rule}: {finding.message}", f"  | {code}", f"  see {finding.help}"]
     return lines if code else [lines[0], lines[2]]

@@ -15,12 +15,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
 _NOT_READ = {"setter", "deleter", "overload"}  # Reading the attribute does not run these.
 
-# The names of all supported Python versions, and names that older code uses.
-BUILTINS = frozenset(dir(builtins)) | {
-    "BaseExceptionGroup", "EncodingWarning", "ExceptionGroup", "PythonFinalizationError",
-    "WindowsError", "_IncompleteInputError", "aiter", "anext", "__file__", "__builtins__",
-    "__path__", "__class__",
-}  # fmt: skip
+BUILTINS = frozenset(dir(builtins))
 
 
 @dataclass(frozen=True, eq=False)

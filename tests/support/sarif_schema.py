@@ -1,7 +1,6 @@
 """The part of SARIF 2.1.0 that is written here, as a schema that allows nothing else.
 
-Written after section 3 of the standard; names and types are the standard's. The whole schema is
-checked too where the environment variable SARIF_SCHEMA names its file.
+Written after section 3 of the standard; names and types are the standard's.
 """
 
 from __future__ import annotations

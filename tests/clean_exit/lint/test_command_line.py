@@ -122,18 +122,11 @@ def test_json_format_has_the_documented_schema(folder: Path, output: Output) -> 
 
 def sarif_errors(data: Any) -> list[str]:
     jsonschema = pytest.importorskip("jsonschema")
-    schemas = [SCHEMA]
-    if path := os.environ.get("SARIF_SCHEMA"):
-        schemas.append(json.loads(Path(path).read_text()))
-    return [
-        error.message
-        for schema in schemas
-        for error in jsonschema.validators.validator_for(schema)(schema).iter_errors(data)
-    ]
+    validator = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
+    return [error.message for error in validator.iter_errors(data)]
 
 
 def test_sarif_is_valid(folder: Path, output: Output) -> None:
-    (folder / "ä b.py").write_text("def (:\n")
     (folder / "dirty 2.py").write_text(DIRTY)
     (folder / "ä b.py").write_text("__del__ = (\n")
     code, printed, notes = output("--format", "sarif", ".")
@@ -141,18 +134,13 @@ def test_sarif_is_valid(folder: Path, output: Output) -> None:
     assert code == 1
     assert "note: " in notes
     assert sarif_errors(data) == []
+    assert sarif_errors({"version": "2.1.0", "runs": [{}]})  # The control.
     (run_,) = data["runs"]
     assert len(run_["tool"]["driver"]["rules"]) == len(RULES)
     first, last = run_["results"]
     assert first["ruleId"] == last["ruleId"] == "import"
     uri = first["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
     assert uri == "dirty%202.py"
-
-
-def test_sarif_schema_refuses_invalid_reports() -> None:
-    assert sarif_errors({"version": "2.1.0", "runs": [{}]})
-    assert sarif_errors({"version": "2.1.0", "runs": [], "more": 1})
-    assert sarif_errors({"version": "2.0.0", "runs": []})
 
 
 def test_github_format_escapes_paths(folder: Path, output: Output) -> None:
@@ -230,6 +218,9 @@ IGNORED = """class A:
         from json import (
             dumps,  # clean-exit-lint: ignore[import]
         )
+        from time import (
+            sleep,
+        )  # clean-exit-lint: ignore[import]
         text = "# clean-exit-lint: ignore[import]"
 """
 
@@ -238,7 +229,7 @@ def test_ignore_comment_hides_findings_of_its_statement(folder: Path, output: Ou
     (folder / "dirty.py").write_text(IGNORED)
     assert output(".")[0] == 0
     (folder / "dirty.py").write_text(IGNORED.replace("[import]", "[log]"))
-    assert "2 import" in output(".")[1]
+    assert "3 import" in output(".")[1]
 
 
 def test_baseline_hides_known_findings_only(folder: Path, output: Output) -> None:
@@ -253,13 +244,11 @@ def test_baseline_hides_known_findings_only(folder: Path, output: Output) -> Non
     assert "1 finding in" in printed
     (folder / "dirty.py").write_text("")
     assert output("--baseline", "known.json", ".")[0] == 0
-    row = '{"path": "a", "rule": "b", "code": "c", "count": 1e999}'
-    for wrong in ("[]", "{", '{"version": 9, "findings": []}', '{"version": 1, "findings": [1]}',
-                  f'{{"version": 1, "findings": [{row}]}}', "[" * 100_000):  # fmt: skip
+    for wrong in ("[]", "{", '{"version": 9, "findings": []}', '{"version": 1, "findings": [1]}'):
         (folder / "wrong.json").write_text(wrong)
         code, printed, notes = output("--baseline", "wrong.json", ".")
         assert (code, printed) == (2, ""), wrong
-        assert "baseline" in notes
+        assert "was not written by" in notes
     assert output("--baseline", "gone.json", ".")[0] == 2
     assert output("--write-baseline", "no/such/folder.json", ".")[0] == 2
 
@@ -275,11 +264,10 @@ def test_baseline_works_from_any_folder(folder: Path, output: Output) -> None:
 
 
 def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> None:
+    """Paths are relative to the file with the settings."""
     toml = folder / "pyproject.toml"
     if sys.version_info < (3, 11):
         pytest.importorskip("tomli")
-    toml.write_text('[tool.clean-exit-lint]\npaths = ["dirty.py"]\nignore = ["import"]\n')
-    assert output()[0] == 0
     toml.write_text('[tool.clean-exit-lint]\nexclude = ["dirty.py"]\nformat = "json"\n')
     code, printed, _ = output(".")
     assert (code, json.loads(printed)["findings"]) == (0, [])
@@ -287,42 +275,21 @@ def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> N
     toml.write_text('[tool.clean-exit-lint]\nselect = ["log"]\n')
     assert output(".")[0] == 0
     assert output("--select", "import", ".")[0] == 1
-    below = folder / "below"
-    below.mkdir()
     toml.write_text('[tool.clean-exit-lint]\nbaseline = "known.json"\npaths = ["dirty.py"]\n')
     assert output("--write-baseline", "known.json")[0] == 0
+    (folder / "below").mkdir()
+    os.chdir(folder / "below")
     assert output()[0] == 0
     toml.write_text('[tool.clean-exit-lint]\npaths = ["dirty.py"]\n')
-    os.chdir(below)  # Paths are relative to the file with the settings.
     code, printed, _ = output()
     assert (code, "1 finding in 1 file" in printed) == (1, True)
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        "[tool.clean-exit-lint]\nno-such = 1",
-        '[tool.clean-exit-lint]\nselect = "import"',
-        "[tool.clean-exit-lint]\nselect = [1]",
-        '[tool.clean-exit-lint]\nselect = ["no-such"]',
-        "[tool.clean-exit-lint]\nformat = 3",
-        '[tool.clean-exit-lint]\nformat = "xml"',
-        "[tool]\nclean-exit-lint = 1",
-        "[tool.clean-exit-lint",
-    ],
-)
-def test_wrong_setting_is_a_usage_error(table: str, folder: Path, output: Output) -> None:
-    if sys.version_info < (3, 11):
-        pytest.importorskip("tomli")
-    (folder / "pyproject.toml").write_text(table)
-    code, printed, notes = output(".")
-    assert (code, printed) == (2, "")
-    assert notes.startswith("clean-exit-lint: ")
-
-
-def test_broken_file_without_the_table_is_ignored(folder: Path, output: Output) -> None:
-    (folder / "pyproject.toml").write_text("[[[")
-    assert output("clean.py")[0] == 0
+    for wrong in ("no-such = 1", 'select = "import"', "select = [1]", 'format = "xml"', "x = ["):
+        toml.write_text(f"[tool.clean-exit-lint]\n{wrong}\n")
+        code, printed, notes = output(".")
+        assert (code, printed) == (2, ""), wrong
+        assert notes.startswith("clean-exit-lint: ")
+    toml.write_text("[[[")  # Not about the linter.
+    assert output("../clean.py")[0] == 0
 
 
 @pytest.mark.slow
@@ -341,29 +308,13 @@ def test_output_survives_encodings_and_closed_pipes(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_unknown_rule_error_lists_the_rules(output: Output) -> None:
-    printed = {output(option, "nosuch", "a.py") for option in ("--select", "--ignore", "--explain")}
-    ((code, out, notes),) = printed
-    assert (code, out) == (2, "")
-    assert "blocking-call" in notes
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes any bytes as a name")
-def test_names_with_line_feeds_and_invalid_utf8_work_in_every_format(
-    folder: Path, output: Output
-) -> None:
-    heir = b"from dirty import A\nclass B(A):\n    def __del__(self):\n        import json\n"
-    Path(os.fsdecode(b"\xff.py")).write_bytes(heir)
-    (folder / "two\nlines.py").write_text(SHORT)
+def test_name_with_invalid_utf8_works_in_every_format(folder: Path, output: Output) -> None:
+    Path(os.fsdecode(b"\xff.py")).write_bytes(SHORT.encode())
     for form in FORMATS:
         code, printed, _ = output("--format", form, ".")
         assert code == 1
-        if form == "json":
-            assert len(json.loads(printed)["findings"]) == 3
-        elif form == "sarif":
-            json.loads(printed)
-        else:
-            assert not [line for line in printed.splitlines() if line.startswith("lines.py")]
+        assert printed
     assert output("--write-baseline", "known.json", ".")[0] == 0
     assert output("--baseline", "known.json", ".")[0] == 0
 
@@ -397,7 +348,7 @@ def test_ctrl_c_exits_with_130_and_no_traceback(folder: Path) -> None:
     ("arguments", "printed"),
     [
         ([""], "PATH must not be empty"),
-        (["--baseline", "damaged.json", "."], "was not written by"),
+        *((["--" + option, "nosuch", "."], "blocking-call") for option in ("select", "ignore")),
         (["--baseline", "", "."], "argument --baseline: must not be empty"),
         (["--select", ",", "."], "argument --select: must not be empty"),
         (["--write-baseline", "dirty.py"], "would overwrite the program dirty.py"),
@@ -406,32 +357,9 @@ def test_ctrl_c_exits_with_130_and_no_traceback(folder: Path) -> None:
 def test_wrong_usage_gets_one_line_and_changes_no_file(
     folder: Path, output: Output, arguments: list[str], printed: str
 ) -> None:
-    row = {"path": "a", "rule": "b", "code": "c", "count": "many"}
-    (folder / "damaged.json").write_text(json.dumps({"version": 1, "findings": [row]}))
     code, _, notes = output(*arguments)
     assert code == 2
     assert printed in notes
-
-
-SPREAD = """class A:
-    def __del__(self):
-        os.remove(
-            "x",
-        )  # clean-exit-lint: ignore[{}]
-import os
-"""
-
-
-def test_ignore_comment_works_on_any_line_of_a_statement(folder: Path, output: Output) -> None:
-    (folder / "spread.py").write_text(SPREAD.format("global"))
-    assert output("spread.py")[0] == 0
-    assert output("--quiet", "dirty.py")[1].count("finding") == 0
-
-
-def test_file_with_two_names_is_checked_once(folder: Path, output: Output) -> None:
-    (folder / "spread.py").write_text(SPREAD.format("global"))
-    code, printed, _ = output("spread.py", str(folder / "spread.py"))
-    assert (code, printed) == (0, "clean-exit-lint: nothing found in 1 file\n")
 
 
 def test_rule_of_the_contributing_guide_works_when_pasted(tmp_path: Path) -> None:

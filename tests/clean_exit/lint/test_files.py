@@ -76,16 +76,11 @@ USES = "class A:\n    def __del__(self):\n        {call}\n"
     ("imports", "call"),
     [
         ("from .ends import close", "close(self)"),
-        ("from . import ends", "ends.close(self)"),
         ("from .ends import close as end", "end(self)"),
         ("from .ends import *", "close(self)"),
         ("import pack.ends", "pack.ends.close(self)"),
-        ("import pack.ends as e", "e.close(self)"),
-        ("from pack import ends", "ends.close(self)"),
-        ("from pack import close", "close(self)"),
         ("try:\n    from .ends import close\nexcept ImportError:\n    close = None", "close(self)"),
         ("from .sub.deep import close", "close(self)"),
-        ("from typing import TYPE_CHECKING\nfrom .ends import close", "close(self)"),
     ],
 )
 def test_every_form_of_import_is_followed(imports: str, call: str, tmp_path: Path) -> None:
@@ -118,6 +113,8 @@ def test_circular_imports_and_classes_end(tmp_path: Path) -> None:
         a="from b import X as Y, f\nclass A(Y):\n    def __del__(self):\n        f()\n",
         b="from a import f\nfrom a import Y as X\ndef g():\n    h()\ndef h():\n    g()\n"
         "class C(C):\n    def __del__(self):\n        g()\n        self.__del__()\n",
+        c="from d import *\nclass C(Base):\n    def __del__(self):\n        foo()\n",
+        d="from c import *\n",
     )
     result = lint(python_files([str(tmp_path)]), select=["explicit-call"])
     assert [one.line for one in result.findings] == [10]
@@ -168,13 +165,11 @@ def test_deep_nesting_gets_a_note_or_is_checked(tmp_path: Path) -> None:
     (tmp_path / "sums.py").write_text(f"{DIRTY}x = {sums}\n")
     (tmp_path / "brackets.py").write_text(f"{DIRTY}x = {brackets}\n")
     (tmp_path / "elifs.py").write_text(f"{DIRTY}a = 1\n{elifs}")
-    inner = "".join("    " * 2 + line + "\n" for line in elifs.splitlines())
-    (tmp_path / "inside.py").write_text(f"class B:\n    def __del__(self, a=1):\n{inner}\n{DIRTY}")
     (tmp_path / "dots.py").write_text(f"{DIRTY}\ndef f(x):\n    x{'.a()' * 3000}.__del__()\n")
     result = lint(python_files([str(tmp_path)]))
     found = {Path(one.path).name for one in result.findings if one.rule == "import"}
     told = {Path(note.path).name for note in result.notes}
-    assert found | told == {"sums.py", "brackets.py", "elifs.py", "inside.py", "dots.py"}
+    assert found | told == {"sums.py", "brackets.py", "elifs.py", "dots.py"}
     assert "brackets.py" in found
 
 
@@ -192,27 +187,6 @@ def test_hidden_folders_caches_and_environments_are_skipped(tmp_path: Path) -> N
     assert len(lint([str(script)]).findings) == 1
     with pytest.raises(ValueError, match="does not exist"):
         list(python_files([str(tmp_path / "nowhere")]))
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-def test_pipes_below_a_folder_are_skipped(tmp_path: Path) -> None:
-    (tmp_path / "folder.py").mkdir()
-    for name in ("dirty.py", "folder.py/inner.py"):
-        (tmp_path / name).write_text(DIRTY)
-    os.mkfifo(tmp_path / "pipe.py")
-    (tmp_path / "itself.py").symlink_to("itself.py")
-    (tmp_path / "loop").symlink_to(".")
-    result = lint(python_files([str(tmp_path)]))
-    assert [Path(one.path).name for one in result.findings] == ["dirty.py", "inner.py"]
-    assert "symbolic links" in str(result.notes[0])
-
-
-@pytest.mark.slow
-def test_long_chain_of_classes_is_fast(tmp_path: Path) -> None:
-    steps = [f"class A{at}(A{at - 1}):\n    pass\n" for at in range(1, 900)]
-    last = "class Z(A899):\n    def __del__(self):\n        self.close()\n"
-    first = "class A0:\n    def close(self):\n        import os\n"
-    only(lint_files(tmp_path, ladder=first + "".join(steps) + last), "import")
 
 
 BASE = """
@@ -244,69 +218,3 @@ def test_base_class_beside_the_file_is_read(tmp_path: Path) -> None:
     found = only(lint([str(child)]), "partial-init")
     assert (Path(found.path).name, found.line) == ("child.py", 8)
     assert lint([str(other)]).findings == ()
-
-
-def test_circular_star_imports_end(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(
-        "from b import *\nclass C(Base):\n    def __del__(self):\n        foo()\n"
-    )
-    (tmp_path / "b.py").write_text("from a import *\n")
-    found = lint(python_files([str(tmp_path)]), select=["global"])
-    assert [one.rule for one in found.findings] == ["global"]
-    assert found.notes == ()
-
-
-@pytest.mark.parametrize("order", [("a", "b"), ("b", "a"), ("b",)])
-def test_order_of_files_does_not_matter(order: tuple[str, ...], tmp_path: Path) -> None:
-    row = "".join(f"def f{n}():\n    f{n + 1}()\n" for n in range(1, 5)) + "def f5(): pass\n"
-    circle = "def ping(n):\n    pong(n)\ndef pong(n):\n    if n: ping(n)\n    raise KeyError\n"
-    (tmp_path / "util.py").write_text(row + circle)
-    using = (
-        "from util import *\nclass {0}:\n    def __init__(self):\n        {1}\n        self.x = 1\n"
-    )
-    using += "    def __del__(self):\n        self.x\n"
-    (tmp_path / "a.py").write_text(using.format("A", "f1(); ping(self)"))
-    (tmp_path / "b.py").write_text(using.format("B", "f3(); pong(self)"))
-    found = lint([str(tmp_path / f"{name}.py") for name in order]).findings
-    (of_b,) = [one.message for one in found if one.path.endswith("b.py")]
-    assert of_b == "__del__: self.x is missing if pong() fails in line 4"
-
-
-GUARDED = """
-class A:
-    def __init__(self, path):
-        self.ok = {0}
-        self.file = open(path)
-        self.ok = {1}
-    def __del__(self):
-        if {2}:
-            self.file.close()
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "test"),
-    [
-        ("False", "True", "self.ok is True"),
-        ("False", "True", "self.ok == True"),
-        ("0", "1", "self.ok > 0"),
-        ("0", "1", "self.ok != 0"),
-        ("None", "1", "self.ok is not None"),
-        ("None", "'open'", "self.ok == 'open'"),
-    ],
-)
-def test_comparison_is_a_guard(before: str, after: str, test: str, tmp_path: Path) -> None:
-    assert lint_files(tmp_path, a=GUARDED.format(before, after, test)).findings == ()
-    control = lint_files(tmp_path, a=GUARDED.format(before, after, "True")).findings
-    assert [one.rule for one in control] == ["partial-init"]
-
-
-@pytest.mark.slow
-def test_hundreds_of_variables_and_attributes_are_fast(tmp_path: Path) -> None:
-    bound = '        s = s.replace("0", "")\n' * 200
-    a = f'class A:\n    def __del__(self):\n        s = "a"\n{bound}        s.strip()\n'
-    names = [f"self.x{n}" for n in range(300)]
-    init = "".join(f"        {name} = open(p)\n" for name in names)
-    read = "".join(f"        {name}\n" for name in names)
-    b = f"class B:\n    def __init__(self, p):\n{init}    def __del__(self):\n{read}"
-    assert len(lint_files(tmp_path, a=a, b=b).findings) == 300
