@@ -70,8 +70,6 @@ class Construction:
         init = evaluator.method(cls, "__init__") or evaluator.method(cls, "__post_init__")
         if init:
             self.steps += self._steps(cls, init, ())
-        else:  # A class that inherits from this one sets what is annotated here.
-            self.defaults.update(name for one in order for name in one.annotations)
 
     def why_missing(self, name: str, used: Set[str], changed: Set[str]) -> Step | str | None:
         """Return the step that may fail before an attribute is set.
@@ -101,10 +99,8 @@ class Construction:
 
     def _note_first(self, name: str, value: object) -> bool:
         """Note the first value of an attribute if it is a constant; return whether it is this."""
-        if not isinstance(value, ast.expr):
-            return False
         try:
-            known = ast.literal_eval(value)
+            known = ast.literal_eval(value)  # type: ignore[arg-type]
         except (ValueError, TypeError):
             return False
         return bool(self.first_values.setdefault(name, known) == known)

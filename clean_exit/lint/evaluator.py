@@ -137,8 +137,6 @@ class Evaluator:
             return self._result(node, env)
         if isinstance(node, ast.Lambda):
             return lambda_of(node, env.scope)
-        if isinstance(node, ast.BoolOp):
-            return _first(self.evaluate(one, env) for one in node.values)
         return None
 
     # Names
@@ -158,8 +156,6 @@ class Evaluator:
                     return Named("class", here, tuple(here.names[name]))
                 here = here.scope
                 continue
-            if name in here.declared_global:
-                break
             if name in here.local_names:
                 bound = tuple(here.names.get(name, ()))
                 return Named("local" if here is scope else "closure", here, bound)

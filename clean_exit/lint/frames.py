@@ -165,21 +165,9 @@ class Frame:
             names = set()
         elif not any(name.startswith(".") for name in names):
             return None
-        if returned := self._returned_by_own(test):
-            behind = returned[0].shown(returned[1], truth) or ()
-            names |= {one for one in behind if "." in one}
         # A test of a global name is a guard for it, whatever it asks.
         used = {one.id for one in ast.walk(test) if isinstance(one, ast.Name)}
         return frozenset(names).union(one for one in used if self.named(one).kind == "global")
-
-    def _returned_by_own(self, test: ast.expr) -> tuple[Frame, ast.expr] | None:
-        """Return what a property of the object, or its method without arguments, returns."""
-        read = test.func if isinstance(test, ast.Call) and not test.args else test
-        method = self.evaluator.method(self.destroyed, self.own_attribute(read) or "")
-        last = method.body[-1] if method else None
-        if not method or not isinstance(last, ast.Return) or not last.value:
-            return None
-        return self.calling(method, self.object, None), last.value
 
 
 def _value(frame: Frame, node: ast.expr, names: set[str]) -> object:

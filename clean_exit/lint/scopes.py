@@ -209,8 +209,6 @@ def children(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, _SCOPES):
             stack += list(ast.iter_child_nodes(node))[::-1]
-        elif not isinstance(node, ast.Lambda):
-            stack += node.decorator_list
 
 
 def inside(node: ast.AST) -> Iterator[ast.AST]:
@@ -345,8 +343,6 @@ def assignments_in(node: ast.AST, function: Function) -> list[Assignment]:
         pairs = [(target, node.value) for target in node.targets]
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         pairs = [(node.target, node.value)]
-    elif isinstance(node, ast.withitem):
-        pairs = [(node.optional_vars, None)]
     found = []
     while pairs:
         target, value = pairs.pop()

@@ -100,33 +100,18 @@ class Walker:
             self._expression(frame, node.subject)
             self._blocks(frame, [*((_NOTHING, case.body) for case in node.cases), (_NOTHING, [])])
             return True
-        if isinstance(node, ast.Assert):
-            true, false = self._test(frame, node.test)
-            if false is not None:
-                self._apply(STATEMENTS, frame, node)
-            frame.facts |= true or _NOTHING
-            return True
         self._apply(STATEMENTS, frame, node)
         if isinstance(node, ast.Raise):
             return False  # What makes the error runs only after a failure.
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if node.value is not None:
-                self._expression(frame, node.value)
-                for target in targets:
-                    self._store(frame, target)
+            for one in (node.value, *targets) if node.value is not None else ():
+                self._expression(frame, one)
         else:
             self._expressions(frame, node)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            self._apply(NAMES, frame, node.target)
         return not isinstance(node, (ast.Return, ast.Continue, ast.Break))
-
-    def _store(self, frame: Frame, target: ast.expr) -> None:
-        if isinstance(target, (ast.Tuple, ast.List)):
-            for inner in target.elts:
-                self._store(frame, inner)
-        elif name := frame.own_attribute(target):
-            frame.stored.add(name)
-        elif not isinstance(target, ast.Name):
-            self._expressions(frame, target)
 
     def _with(self, frame: Frame, node: ast.With | ast.AsyncWith) -> bool:
         outside = frame.caught
@@ -143,9 +128,8 @@ class Walker:
                 value, names = frame.evaluate(head.args[0]), ("close",)
             if isinstance(value, Instance):
                 for name in names:
-                    self._follow_member(frame, value, name)
-            if item.optional_vars:
-                self._store(frame, item.optional_vars)
+                    if method := self._evaluator.method(value.cls, name):
+                        self._follow(frame, method, value, None)
         reached = self._block(frame, node.body)
         caught, frame.caught = frame.caught, outside
         return reached or caught != outside
@@ -188,7 +172,8 @@ class Walker:
     def _expression(self, frame: Frame, node: ast.expr) -> None:
         before = frame.facts
         if isinstance(node, ast.Name):
-            self._apply(NAMES, frame, node)
+            if not isinstance(node.ctx, ast.Store):
+                self._apply(NAMES, frame, node)
         elif isinstance(node, ast.Attribute):
             self._read(frame, node)
         elif isinstance(node, ast.Call):
@@ -208,16 +193,8 @@ class Walker:
                     frame.facts = before | facts
                     self._expression(frame, one)
             frame.facts = before
-        elif isinstance(node, ast.NamedExpr):
-            self._expression(frame, node.value)
-            self._store(frame, node.target)
         elif isinstance(node, ast.Lambda):
             self._expressions(frame, node.args)
-        elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
-            for part in node.generators:
-                self._expressions(frame, part)
-            for one in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
-                self._expression(frame, one)
         elif isinstance(node, ast.Constant):
             if isinstance(node.value, str):  # As in hasattr(self, "name").
                 frame.used.add(node.value)
@@ -228,12 +205,11 @@ class Walker:
         if SHUTDOWN_CHECK.fullmatch(node.attr) or ast.unparse(node).endswith("sys.meta_path"):
             return
         self._expression(frame, node.value)
-        if name := frame.own_attribute(node):
+        name = frame.own_attribute(node)
+        if name and isinstance(node.ctx, ast.Store):
+            frame.stored.add(name)
+        elif name:
             self._attribute(frame, node, name)
-        elif isinstance(value := frame.evaluate(node.value), Instance):
-            found = self._evaluator.method(value.cls, node.attr)
-            if found and found.is_property:
-                self._follow(frame, found, value, None)
 
     def _attribute(self, frame: Frame, node: ast.expr, name: str) -> None:
         if method := self._evaluator.method(frame.destroyed, name):
@@ -251,21 +227,10 @@ class Walker:
         self._expressions(frame, node)
         value = frame.evaluate(node.func)
         self._apply(CALLS, frame, node, value)
-        if isinstance(value, Class):
-            for name in ("__init__", "__post_init__"):
-                self._follow_member(frame, Instance(value), name, node)
-        elif isinstance(value, Function):
+        if isinstance(value, Function):
             self._follow(frame, value, None, node)
         elif isinstance(value, Bound):
             self._follow(frame, value.function, value.receiver, node)
-        elif isinstance(value, Instance):
-            self._follow_member(frame, value, "__call__", node)
-
-    def _follow_member(
-        self, frame: Frame, value: Instance, name: str, node: ast.Call | None = None
-    ) -> None:
-        if method := self._evaluator.method(value.cls, name):
-            self._follow(frame, method, value, node)
 
     def _follow(
         self,

@@ -187,34 +187,3 @@ def test_hidden_folders_caches_and_environments_are_skipped(tmp_path: Path) -> N
     assert len(lint([str(script)]).findings) == 1
     with pytest.raises(ValueError, match="does not exist"):
         list(python_files([str(tmp_path / "nowhere")]))
-
-
-BASE = """
-class Base:
-    def __init__(self, path):
-        self.handle = None
-        self.open(path)
-    def open(self, path):
-        raise NotImplementedError
-"""
-CHILD = """
-from {} import Base
-class Child(Base):
-    def __init__(self, path):
-        super().__init__(path)
-        self.handle = open(path)
-    def __del__(self):
-        self.handle.close()
-"""
-
-
-def test_base_class_beside_the_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "base.py").write_text(BASE)
-    child, other = tmp_path / "child.py", tmp_path / "other.py"
-    child.write_text(CHILD.format("base"))
-    other.write_text(CHILD.format("not_here"))
-    assert lint([str(child)]).findings == lint([str(other)]).findings == ()
-    (tmp_path / "base.py").write_text(BASE.replace("self.handle = None", "int(path)"))
-    found = only(lint([str(child)]), "partial-init")
-    assert (Path(found.path).name, found.line) == ("child.py", 8)
-    assert lint([str(other)]).findings == ()
