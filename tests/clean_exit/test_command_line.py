@@ -17,7 +17,6 @@ import pytest
 from support.clean_exit import (
     CHECKER,
     ENVIRONMENT,
-    PACKAGE,
     lint_main,
     main,
     run_command,
@@ -241,25 +240,6 @@ def test_killed_keeper_is_a_checker_error(tmp_path: Path) -> None:
     assert done.stderr.startswith("clean-exit: the supervising process was killed")
     time.sleep(3)
     assert not (tmp_path / "on").exists()
-
-
-# Imports each module of a package and prints the names.
-IMPORT_ALL = """
-import importlib, pkgutil, sys
-package = importlib.import_module(sys.argv[1])
-names = [one.name for one in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
-for name in names: importlib.import_module(name)
-print(*names)
-"""
-
-
-def test_importing_a_module_runs_nothing(tmp_path: Path) -> None:
-    done = run_command(
-        [sys.executable, "-c", IMPORT_ALL, PACKAGE, "", "", "", "touch", "ran"], cwd=tmp_path
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert {f"{PACKAGE}.keeper", f"{PACKAGE}.__main__"} <= set(done.stdout.split())
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.slow

@@ -160,45 +160,6 @@ def test_executable_must_name_its_interpreter_unless_it_is_python(tmp_path: Path
         assert run_command([*QUIET, name], cwd=tmp_path).returncode == 126
 
 
-# In each way, stderr is not the checker's.
-WAYS = {
-    "pty.spawn": "import pty; pty.spawn([sys.executable, __file__, 'again'])",
-    "os.execlp": """
-os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-os.environ['PATH'] = os.path.dirname(sys.executable)
-os.execlp(os.path.basename(sys.executable), 'python', __file__, 'again')
-""",
-}
-PROGRAM = """
-import os, sys
-if len(sys.argv) == 1:
-{start}
-    sys.exit()
-class A:
-    def __del__(self): {body}
-last = A()
-"""
-
-
-def findings_after(python: str, how: str, body: str, folder: Path) -> set[str]:
-    path = folder / "program.py"
-    start = "".join(f"    {line}\n" for line in WAYS[how].strip().splitlines())
-    path.write_text(PROGRAM.format(start=start, body=body))
-    report = check([python, str(path)], stdin=subprocess.DEVNULL, timeout_s=120)
-    assert report.returncode == 0, report.stderr
-    return {finding.id for finding in report.findings}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_program_started_with_another_stderr_is_observed(
-    version: str, how: str, tmp_path: Path
-) -> None:
-    assert findings_after(PYTHONS[version], how, "1 / 0", tmp_path) == {"unraisable"}
-    assert findings_after(PYTHONS[version], how, "pass", tmp_path) == set()
-
-
 def test_probe_imports_only_light_modules() -> None:
     names = [sys.executable, "-c", "import sys; print(*sys.modules)"]
     plain, below = (

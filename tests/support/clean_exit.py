@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from clean_exit import FINDINGS, ExitReport, Finding, check
+from clean_exit import FINDINGS, ExitReport, check
 from clean_exit.cli import main
 from clean_exit.lint import RULES, python_files
 from clean_exit.lint import Finding as LintFinding
@@ -35,12 +35,10 @@ __all__ = [
     "LINT",
     "LINT_MODULE",
     "MODULE",
-    "PACKAGE",
     "PYTEST_PLUGIN",
     "QUIET",
     "RULES",
     "ExitReport",
-    "Finding",
     "LintFinding",
     "LintResult",
     "Linted",
@@ -58,8 +56,6 @@ __all__ = [
 MODULE, LINT_MODULE = "clean_exit", "clean_exit.lint"
 CLEAN_EXIT, LINT = ("-m", MODULE), ("-m", LINT_MODULE)
 """Arguments for a Python that run the two commands."""
-PACKAGE = MODULE.partition(".")[0]
-"""The package at the top that holds `clean-exit`."""
 PYTEST_PLUGIN = "clean_exit.pytest_plugin"
 ENTRY_POINTS = {
     ("console_scripts", "clean-exit"): "clean_exit.cli:main",
