@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from clean_exit import formats
-from clean_exit.catalogue import FINDINGS as CATALOGUE
 from clean_exit.findings import FINDINGS
 from clean_exit.keeper_client import CheckerError
-from clean_exit.options import Parser, compile_pattern, output_file, read_table, version, write
+from clean_exit.options import (
+    Parser,
+    compile_pattern,
+    explain,
+    output_file,
+    read_table,
+    version,
+    write,
+)
 from clean_exit.report import NOT_EXECUTABLE, NOT_FOUND, UNCLEAN, USAGE
 
 _EPILOG = """\
@@ -161,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.explain is not None:
             lines = {one: f"{one}: {summary}" for one, summary in FINDINGS.items()}
-            return _write(CATALOGUE.explain(options.explain, lines) + "\n")
+            return _write(explain("catalogue.md", options.explain, lines) + "\n")
         options = parser.parse_args(own, read_settings())
     except ValueError as error:
         parser.error(str(error))

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,6 +33,24 @@ def version() -> str:
         return metadata.version("torch-cleanup")
     except metadata.PackageNotFoundError:
         return "(not installed)"
+
+
+def explain(page: str, name: str, known: Mapping[str, str]) -> str:
+    """Return a summary and the section of a catalogue, which is a page in this package.
+
+    Args:
+        page: The file.
+        name: The finding or rule.
+        known: The summary of each existing finding or rule.
+
+    Raises:
+        ValueError: The name does not exist. The message lists the names.
+    """
+    if name not in known:
+        raise ValueError(f"cannot explain {name!r}; choose from {', '.join(known)}")
+    text = Path(__file__).with_name(page).read_text(encoding="utf-8")
+    section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    return f"{known[name]}\n\n{section.strip()}"
 
 
 def write(stream: TextIO | None, text: str) -> OSError | None:

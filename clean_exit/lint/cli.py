@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clean_exit.catalogue import RULES as CATALOGUE
 from clean_exit.lint import baseline
 from clean_exit.lint.files import python_files
 from clean_exit.lint.findings import RULES
 from clean_exit.lint.formats import WRITERS, counted, to_statistics, to_text
 from clean_exit.lint.linter import check, selected_rules
-from clean_exit.options import Parser, nonempty, output_file, read_table, version, write
+from clean_exit.options import Parser, explain, nonempty, output_file, read_table, version, write
 
 FINDINGS, USAGE, INTERRUPTED = 1, 2, 130
 _PER_FILE = "per-file-ignores"
@@ -94,7 +93,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 0
     if options.explain:
         lines = {r.id: f"{r.id} ({r.code}): {r.summary}" for r in RULES.values()}
-        _print(CATALOGUE.explain(options.explain, lines))
+        _print(explain("lint-catalogue.md", options.explain, lines))
         return 0
     _add_settings(options, parser)
     selected_rules(options.select, options.ignore)  # Errors about rules come first.
