@@ -117,7 +117,7 @@ WHEN = ["--stop-when", r"listening on \d+"]
 def test_server_that_ends_by_the_stop_signal_succeeds(when: list[str], on_stop: str) -> None:
     done = clean_exit("--stop-signal", "TERM", *when, "-c", SERVER.format(on_stop=on_stop))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "listening on 8000\n"
+    assert done.stdout.rstrip() == "listening on 8000"  # The newline may come after the match.
     assert "clean" in done.stderr
 
 
