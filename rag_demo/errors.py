@@ -29,6 +29,10 @@ class IndexFileError(RagDemoError):
     """A saved index is missing, damaged or of another kind."""
 
 
+class MissingIndexError(IndexFileError):
+    """There is no index in a folder."""
+
+
 class DamagedIndexError(IndexFileError):
     """A saved index differs from what was written."""
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from rag_demo.exact_search.exact_scores import Pairs
 from rag_demo.retriever import BasicEmbedder, LocalRetriever
+from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.stores.local import LocalStore
-from rag_demo.stores.saved_index import SavedIndex
 from rag_demo.vectors import Mask, Rows, Vectors, rounding
 from torch_utils import release
 from torch_utils.resource import closes_on_error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_demo.stores.index_format import Manifest
+    from rag_demo.stores.index_folder import Manifest
 
 
 def as_place(value: Any) -> Any:
@@ -33,7 +33,7 @@ def load_manifest(place: Any) -> Manifest:
     Raises:
         RagDemoError: The index is missing or damaged, or the database cannot be reached.
     """
-    from rag_demo.stores.index_format import read_manifest
+    from rag_demo.stores.index_folder import read_manifest
 
     if isinstance(place, Path):
         return read_manifest(place)

@@ -164,7 +164,7 @@ def add(
         for document in run.documents:
             # Different files may have the same name; a file that is added again keeps its ids.
             name = document.id
-            while any(each.file != document.file for each in earlier.known([name])[1].values()):
+            while (known := earlier.get([name])[0]) and known.file != document.file:
                 name += "~"
             yield document._replace(id=name)
 

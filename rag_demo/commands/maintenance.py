@@ -29,11 +29,10 @@ def info(folder: Path, as_json: bool) -> None:
 
     with contextlib.closing(open_saved(folder)) as saved:
         manifest, keys = saved.manifest, saved.kinds()
-        rows, nbytes = saved.size()
+        nbytes = saved.stats().nbytes
     facts: dict[str, Any] = {
         "folder": str(folder),
         "texts": manifest.count,
-        "vectors": rows,
         "dimension": manifest.dimension,
         "model": manifest.model and manifest.model.name,
         "dtype": manifest.model and manifest.model.dtype,
@@ -58,7 +57,7 @@ def verify(folder: Path) -> None:
     """Compare the index in DIR with its checksums."""
     with contextlib.closing(open_saved(folder)) as saved:
         saved.verify()
-        say(f"{folder} is whole: {saved.manifest.count} texts, {saved.size()[0]} vectors")
+        say(f"{folder} is whole: {saved.count} texts")
 
 
 @click.command()
@@ -67,11 +66,11 @@ def verify(folder: Path) -> None:
 def get(folder: Path, ids: tuple[str, ...]) -> None:
     """Print texts of the index in DIR by ID, as JSON lines."""
     with contextlib.closing(open_saved(folder)) as saved:
-        found = saved.known(ids)[1]
-    for name in dict.fromkeys(ids):
-        if name in found:
-            click.echo(_as_json(found[name]))
-    if unknown := set(ids) - found.keys():
+        names = list(dict.fromkeys(ids))
+        found = [each for each in saved.get(names) if each is not None]
+    for document in found:
+        click.echo(_as_json(document))
+    if unknown := set(ids) - {each.id for each in found}:
         raise RagDemoError(f"not in the index: {', '.join(sorted(unknown))}")
 
 
@@ -84,11 +83,11 @@ def list_texts(folder: Path, conditions: tuple[str, ...], limit: int | None, as_
     """List the texts of the index in DIR: each ID with the beginning of its text."""
     where = parse_conditions(conditions)
     with contextlib.closing(open_saved(folder)) as saved:
-        numbers = saved.matching(where)[:limit]
-        if where is not None and not numbers:
+        names = (list(saved.ids()) if where is None else saved.matching(where))[:limit]
+        if where is not None and not names:
             explain(where, [folder])
-        for start in range(0, len(numbers), _LISTED_AT_ONCE):
-            for document in saved.at(numbers[start : start + _LISTED_AT_ONCE]):
+        for start in range(0, len(names), _LISTED_AT_ONCE):
+            for document in saved.get(names[start : start + _LISTED_AT_ONCE]):
                 text = on_one_line(document.text)[:_LISTED_CHARS]
                 click.echo(_as_json(document) if as_json else f"{on_one_line(document.id)}\t{text}")
 
@@ -115,12 +114,12 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     load_manifest(folder)
     open_writer: Any = IndexWriter if isinstance(folder, Path) else open_database
     with exit_on_sigterm(), open_writer(folder) as writer:
-        known, _ = writer.known(ids)
-        numbers = {*known.values(), *(writer.matching(where) if where is not None else ())}
-        if numbers:
-            writer.remove(list(numbers))
+        known = {each.id for each in writer.get(ids) if each is not None}
+        matching = [] if where is None else writer.matching(where)
+        deleted = writer.delete(list(known.union(matching)))
+        if deleted:
             writer.keep(writer.manifest.source, finished=writer.manifest.finished)
         remaining = writer.count
-    if unknown := set(ids) - known.keys():
+    if unknown := set(ids) - known:
         warn(f"not in the index: {', '.join(sorted(unknown))}")
-    say(f"deleted {len(numbers)} text{'s' * (len(numbers) != 1)} from {folder}; {remaining} remain")
+    say(f"deleted {deleted} text{'s' * (deleted != 1)} from {folder}; {remaining} remain")

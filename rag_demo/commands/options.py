@@ -109,11 +109,16 @@ def warn(text: object) -> None:
     click.echo(f"rag-demo: {on_one_line(text)}", err=True)
 
 
-def open_saved(folder: Any) -> Any:
-    """Open an index to read its documents; the caller must close it."""
-    from rag_demo.stores.saved_index import SavedIndex
+def open_saved(place: Any) -> Any:
+    """Open the store of an index to read its documents; the caller must close it."""
+    if not isinstance(place, Path):
+        return places.open_database(place)
+    from rag_demo.stores.local import LocalStore
+    from rag_demo.stores.tensor_vectors import TensorVectors
 
-    return SavedIndex(folder) if isinstance(folder, Path) else places.open_database(folder)
+    store = LocalStore(TensorVectors("cpu", "float32", None))
+    store.load(place)
+    return store
 
 
 def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from rag_demo.commands.options import folder_argument, say
-from rag_demo.places import load_manifest
+from rag_demo.commands.options import folder_argument, open_saved, say
 
 _LATEST = "latest"
 
@@ -31,18 +30,14 @@ def snapshot(folder: Path, folder_of_snapshots: Path) -> None:
     Replicas serve SNAPSHOTS/latest, or fetch the newest number. Other processes may change DIR
     meanwhile.
     """
-    from rag_demo.faiss_retriever import FaissVectors
-    from rag_demo.stores.local import LocalStore
-
-    manifest = load_manifest(folder)
     folder_of_snapshots.mkdir(parents=True, exist_ok=True)
     numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
     target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"
     unfinished = folder_of_snapshots / f".{target.name}-{os.getpid()}"
     try:
-        with contextlib.closing(LocalStore(FaissVectors())) as store:
-            count = store.load(folder, manifest.model)
-            store.save(unfinished, manifest.model)
+        with contextlib.closing(open_saved(folder)) as store:
+            store.save(unfinished, store.manifest.model)
+            count = store.count
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

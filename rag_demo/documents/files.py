@@ -131,7 +131,7 @@ def find_files(
 
 def _is_database(name: str) -> bool:
     """Tell whether a file is the database of a saved index."""
-    return fnmatch(name, "rag-demo-*.sqlite") or name == "index.sqlite"
+    return fnmatch(name, "rag-demo-*.sqlite")
 
 
 def _is_read(name: str) -> bool:

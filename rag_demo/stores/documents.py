@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -25,7 +23,7 @@ from rag_demo.stores.filters import (
     encode,
     parse_filter,
 )
-from rag_demo.vectors import Mask
+from rag_demo.vectors import Mask, Rows
 
 SCHEMA = (
     "CREATE TABLE documents (number INTEGER PRIMARY KEY, id, text, metadata, file)",
@@ -46,32 +44,18 @@ class DamagedRowError(Exception):
     """A row is missing or cannot be read."""
 
 
-class DocumentTable:
-    """The documents of a SQLite database, for any number of threads.
+class DocumentTable(Database):
+    """The documents of a SQLite database with the tables of `SCHEMA`, for any number of threads.
 
     Rows are only added: a replaced or deleted document stays where it is, so that older snapshots
-    can read it. A mask says which numbers count.
-
-    Args:
-        database: A database with the tables of `SCHEMA`. Views in its schema ``temp`` may add the
-            documents of another database with smaller numbers.
+    can read it. A mask says which numbers count. Views in the schema ``temp`` may add the documents
+    of another database with smaller numbers.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def connection(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Yield the connection; other threads wait until the block ends."""
-        return self._database.use()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._database.close()
-
-    def insert(self, documents: Iterable[tuple[int, Document]]) -> int:
-        """Store documents under their numbers, and return how many there were."""
-        with self.connection() as connection:
-            pairs, count = iter(documents), 0
+    def insert(self, documents: Iterable[tuple[int, Document]]) -> None:
+        """Store documents under their numbers."""
+        with self.use() as connection:
+            pairs = iter(documents)
             while batch := list(islice(pairs, 4 * _BATCH)):
                 connection.executemany(
                     "INSERT INTO main.documents VALUES (?, ?, ?, ?, ?)",
@@ -81,15 +65,13 @@ class DocumentTable:
                     "INSERT OR IGNORE INTO main.metadata VALUES (?, ?, ?, ?, ?)",
                     (row for number, document in batch for row in _metadata_rows(number, document)),
                 )
-                count += len(batch)
-            return count
 
     def replace_from(self, first: int, documents: Sequence[Document]) -> None:
         """Replace all documents from a number on, in one transaction."""
-        with self.connection() as connection:
+        with self.use() as connection:
             if connection.in_transaction:
                 connection.rollback()  # An interrupt hit the rollback below.
-            self._database.is_only_here = True
+            self.is_only_here = True
             connection.execute("BEGIN")
             try:
                 # A change that failed may have left some.
@@ -102,10 +84,11 @@ class DocumentTable:
                 raise
             connection.commit()
 
-    def known(self, ids: Sequence[str], alive: Mask) -> tuple[dict[str, int], dict[str, Document]]:
-        """Return the numbers of the documents with these ids that count, and the documents."""
+    def known(self, ids: Sequence[str], alive: Mask) -> list[Document | None]:
+        """Return the document with each id; None if none of those that count has it."""
         number_of = self.find(ids, alive)
-        return number_of, dict(zip(number_of, self.get(list(number_of.values())), strict=True))
+        found = dict(zip(number_of, self.get(list(number_of.values())), strict=True))
+        return [found.get(name) for name in ids]
 
     def get(self, numbers: Sequence[int]) -> list[Document]:
         """Return documents by their numbers.
@@ -114,16 +97,16 @@ class DocumentTable:
             DamagedRowError: A document is missing or cannot be read.
         """
         query = f"{_SELECT} WHERE number IN ({{}})"
-        with self.connection():
+        with self.use():
             found = {row[0]: _document(row) for row in self._in_batches(query, numbers)}
             return [_present(found, number) for number in numbers]
 
-    def ids(self, numbers: Sequence[int]) -> list[str]:
+    def ids(self, numbers: Rows) -> list[str]:
         """Return the ids of documents by their numbers."""
         query = "SELECT number, id FROM documents WHERE number IN ({})"
-        with self.connection():
-            found = dict(self._in_batches(query, numbers))
-            return [_text(_present(found, number)) for number in numbers]
+        with self.use():
+            found = dict(self._in_batches(query, numbers.tolist()))
+            return [_text(_present(found, number)) for number in numbers.tolist()]
 
     def find(self, ids: Sequence[str], alive: Mask) -> dict[str, int]:
         """Return the numbers of the documents with these ids that count.
@@ -137,23 +120,24 @@ class DocumentTable:
         return {_text(name): number for name, number in rows
                 if number < len(alive) and alive[number]}  # fmt: skip
 
-    def of_files(self, files: Sequence[str]) -> list[int]:
-        """Return the numbers of the documents that were read from files."""
-        query = "SELECT number FROM documents WHERE file IN ({})"
-        return [number for (number,) in self._in_batches(query, list(map(_storable, files)))]
+    def of_files(self, files: Sequence[str], alive: Mask) -> list[str]:
+        """Return the ids of the documents that count and were read from files."""
+        query = "SELECT number, id FROM documents WHERE file IN ({})"
+        rows = self._in_batches(query, list(map(_storable, files)))
+        return [_text(name) for number, name in rows if alive[number]]
 
     def files_in(self, prefix: str) -> list[str]:
         """Return the files whose names begin with a prefix that ends with a separator."""
         bounds = (_storable(prefix), _storable(prefix[:-1] + chr(ord(prefix[-1]) + 1)))
         query = "SELECT DISTINCT file FROM documents WHERE file >= ? AND file < ?"
-        with self.connection() as connection:
+        with self.use() as connection:
             return [_text(file) for (file,) in connection.execute(query, bounds)]
 
     def stream(self, start: int = 0) -> Iterator[tuple[int, Document]]:
         """Yield documents in the order of their numbers, from a number on."""
         query = f"{_SELECT} WHERE number >= ? ORDER BY number LIMIT ?"
         while True:
-            with self.connection() as connection:
+            with self.use() as connection:
                 rows = connection.execute(query, (start, _BATCH)).fetchall()
                 documents = [(row[0], _document(row)) for row in rows]
             yield from documents
@@ -187,7 +171,7 @@ class DocumentTable:
             )
         clause, values = _clause(part)
         query = f"SELECT number FROM metadata WHERE key = ? AND {clause}"
-        with self.connection() as connection:
+        with self.use() as connection:
             rows = connection.execute(query, [_storable(part.key), *values]).fetchall()
         numbers = np.fromiter((row[0] for row in rows), np.int64, len(rows))
         mask = np.zeros(stop, bool)
@@ -197,7 +181,7 @@ class DocumentTable:
     def kinds(self) -> dict[str, set[int]]:
         """Return the keys of metadata, each with the kinds of its values."""
         found: dict[str, set[int]] = {}
-        with self.connection() as connection:
+        with self.use() as connection:
             rows = connection.execute("SELECT DISTINCT key, kind FROM metadata WHERE item = 0")
             for key, kind in rows:
                 found.setdefault(_text(key), set()).add(kind)
@@ -205,22 +189,11 @@ class DocumentTable:
 
     def _in_batches(self, query: str, values: Sequence[Any]) -> list[Any]:
         rows: list[Any] = []
-        with self.connection() as connection:
+        with self.use() as connection:
             for start in range(0, len(values), _BATCH):
                 batch = list(values[start : start + _BATCH])
                 rows += connection.execute(query.format(",".join("?" * len(batch))), batch)
         return rows
-
-    def check(self) -> None:
-        """Check the structure of the database, as SQLite does.
-
-        Raises:
-            DamagedRowError: The structure is damaged.
-        """
-        with self.connection() as connection:
-            (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-            if found != "ok":
-                raise DamagedRowError(found)
 
 
 def _clause(condition: Condition) -> tuple[str, list[Any]]:

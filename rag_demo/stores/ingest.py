@@ -28,7 +28,7 @@ from rag_demo.errors import (
     OtherIndexError,
 )
 from rag_demo.stores.embed import embed
-from rag_demo.stores.index_format import read_manifest
+from rag_demo.stores.index_folder import read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
 from rag_demo.stores.writer import IndexWriter
@@ -199,7 +199,6 @@ class _Run:
         self._writer, self._model, self._source = writer, model, source
         self._on_progress = on_progress
         self._ids: set[str] = set()
-        self._numbers: set[Any] = set()
         self._waiting: deque[tuple[int, list[Document], Future[EmbeddedBatch] | None]] = deque()
         self._threads: ThreadPoolExecutor | None = None
 
@@ -210,15 +209,15 @@ class _Run:
             if document.id in self._ids:
                 raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
             self._ids.add(document.id)
-        number_of, known = writer.known([document.id for document in batch])
-        same = {each.id: each for each in batch if _has_vectors(each, known.get(each.id))}
-        changed = [name for name in same if _described(same[name]) != _described(known[name])]
-        self._numbers.update(number_of[name] for name in same.keys() - set(changed))
+        new, changed = [], []
+        pairs = zip(batch, writer.get([document.id for document in batch]), strict=True)
+        for document, before in pairs:
+            if before is None or _embedded(before) != _embedded(document):
+                new.append(document)
+            elif _described(before) != _described(document):
+                changed.append(document)
         if changed:
-            self._numbers.update(
-                writer.upsert(EmbeddedBatch.without_vectors([same[name] for name in changed]))
-            )
-        new = [each for each in batch if each.id not in same]
+            writer.upsert(EmbeddedBatch.without_vectors(changed))
         ahead = getattr(self._model, "in_flight", 0) if new else 0
         if ahead and self._threads is None:
             self._threads = ThreadPoolExecutor(ahead)
@@ -237,7 +236,7 @@ class _Run:
                     embedded = submitted.result() if submitted else embed(new, self._model)
                 except ValueError as error:
                     raise ModelError(f"the documents cannot be embedded: {error}") from error
-                self._numbers.update(self._writer.upsert(embedded))
+                self._writer.upsert(embedded)
             self.reused += count - len(new)
             self.embedded += len(new)
             self._writer.keep(self._source, finished=False)
@@ -246,8 +245,8 @@ class _Run:
     def finish(self, files: Callable[[], Collection[str]] | None) -> None:
         """Remove documents that the source no longer has, and commit."""
         self.write()
-        others = self._writer.others(None if files is None else list(files()))
-        self._writer.remove([number for number in others if number not in self._numbers])
+        others = self._writer.of_files(None if files is None else list(files()))
+        self._writer.delete([name for name in others if name not in self._ids])
         self._writer.keep(self._source, finished=True)
 
     def close(self) -> None:
@@ -256,11 +255,9 @@ class _Run:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _has_vectors(document: Document, before: Document | None) -> bool:
-    """Tell whether the vectors of an older document are those of a document."""
-    if before is None or before.text != document.text:
-        return False
-    return before.metadata.get("title") == document.metadata.get("title")
+def _embedded(document: Document) -> tuple[str, object]:
+    """Return what the vectors of a document depend on."""
+    return document.text, document.metadata.get("title")
 
 
 def _described(document: Document) -> tuple[str | None, str]:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,10 +15,10 @@ from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexChangedError, RagDemoError
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
-from rag_demo.stores.index_format import Manifest, read_manifest
-from rag_demo.stores.search import Search
+from rag_demo.stores.index_folder import Manifest, SavedIndex
+from rag_demo.stores.search import search
 from rag_demo.stores.snapshot import Snapshot, VectorRows
-from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import check_language
 from rag_demo.stores.writer import MOST_BEHIND, IndexWriter
 from rag_demo.vectors import Vectors
@@ -27,22 +26,6 @@ from torch_utils import ResourceClosedError
 
 _ROWS_AT_ONCE = 1 << 13
 _WORDS_BEHIND = 1 << 10  # documents that are added to the full-text index by the next search
-
-
-class _Saved(NamedTuple):
-    """A state of a folder, and the snapshot that it holds.
-
-    It does not refer to the snapshot itself: that would keep its vectors in memory.
-    """
-
-    manifest: Manifest
-    origin: object
-    rows: int
-    next_number: int
-
-    @classmethod
-    def of(cls, manifest: Manifest, snapshot: Snapshot) -> _Saved:
-        return cls(manifest, snapshot.origin, len(snapshot.owners), snapshot.next_number)
 
 
 class LocalStore:
@@ -65,8 +48,9 @@ class LocalStore:
         self._has_searched = threading.Condition()
         self._is_closed = False
         self._snapshot = Snapshot.empty(vectors, language)
-        # For each folder its last known state, and the one that a save has tried to write.
-        self._saved: dict[Path, list[_Saved]] = {}
+        # For each folder the commits that this store knows, with the origin, the rows and the
+        # numbers of their snapshots.
+        self._saved: dict[Path, dict[str, tuple[object, int, int]]] = {}
 
     @property
     def identity(self) -> ModelIdentity | None:
@@ -92,9 +76,9 @@ class LocalStore:
         """See `Store`."""
         with self._change() as snapshot:
             if choose_ids:
-                names, snapshot = snapshot.choose_names(len(batch.documents))
-                pairs = zip(batch.documents, names, strict=True)
-                batch = replace(batch, documents=[each._replace(id=name) for each, name in pairs])
+                batch = batch.with_ids(
+                    unused_ids(snapshot.find, snapshot.next_number, len(batch.documents))
+                )
             self._snapshot = snapshot = snapshot.with_batch(batch)
             if snapshot.words.lacks(snapshot.next_number) >= _WORDS_BEHIND:
                 # Else the first search by words would do it all.
@@ -113,20 +97,44 @@ class LocalStore:
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
         with self._search() as snapshot:
-            documents = snapshot.documents.known(ids, snapshot.alive.rows)[1]
-            return [documents.get(name) for name in ids]
+            return snapshot.documents.known(ids, snapshot.alive.rows)
 
     def ids(self) -> Iterator[str]:
         """See `Store`."""
         with self._search() as snapshot:
-            numbers = np.flatnonzero(snapshot.alive.rows).tolist()
-            return iter(snapshot.ids(numbers))
+            return iter(snapshot.documents.ids(np.flatnonzero(snapshot.alive.rows)))
 
     def matching(self, where: Where) -> list[str]:
         """Return the ids of the documents that match a filter."""
         with self._search() as snapshot:
             allowed = snapshot.documents.matching(where, snapshot.alive.rows)
-            return snapshot.ids(np.flatnonzero(allowed).tolist())
+            return snapshot.documents.ids(np.flatnonzero(allowed))
+
+    def kinds(self) -> dict[str, set[int]]:
+        """Return the keys of metadata, each with the kinds of its values."""
+        with self._search() as snapshot:
+            return snapshot.documents.kinds()
+
+    def files_in(self, prefix: str) -> list[str]:
+        """Return the files whose names begin with a prefix that ends with a separator."""
+        with self._search() as snapshot:
+            return snapshot.documents.files_in(prefix)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the index that was loaded last."""
+        assert self._snapshot.saved is not None
+        return self._snapshot.saved.manifest
+
+    def verify(self) -> None:
+        """Check the index that was loaded: its database, its vectors and its full text.
+
+        Raises:
+            IndexFileError: Something is damaged.
+        """
+        with self._search() as snapshot:
+            assert snapshot.saved is not None
+            snapshot.saved.verify()
 
     def search(
         self,
@@ -139,7 +147,7 @@ class LocalStore:
     ) -> list[list[SearchResult]]:
         """See `Store`."""
         with self._search() as snapshot:
-            return Search(texts, vectors, top_k, where, mode, weights).run(snapshot)
+            return search(snapshot, texts, vectors, where, top_k, mode, weights)
 
     def batches(self) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors, as they are at the first batch."""
@@ -197,11 +205,20 @@ class LocalStore:
         """See `rag_demo.retriever.LocalRetriever.save`."""
         with self._changing, IndexWriter(folder, start_over=overwrite) as writer:
             self._ensure_open()
-            place = folder.resolve()
-            before = self._last_state(place, writer.manifest, identity, overwrite=overwrite)
+            place, committed = folder.resolve(), writer.manifest
+            known = self._saved.get(place, {})
+            before = None if committed is None else known.get(committed.commit)
+            if committed is not None and before is None and not overwrite and (
+                known or committed.source is not None or not committed.model.is_same(identity)
+            ):  # fmt: skip
+                what = "has changed since it was" if known else "was not"
+                raise IndexChangedError(
+                    f"the index in '{place}' {what} loaded or saved here; load it and repeat the "
+                    "changes, or replace it with overwrite=True"
+                )
             snapshot = self._snapshot
-            if before is not None and before.origin is snapshot.origin and not writer.wastes_space:
-                self._append(writer, snapshot, before.rows, before.next_number)
+            if before is not None and before[0] is snapshot.origin and not writer.wastes_space:
+                self._append(writer, snapshot, *before[1:])
             else:
                 gone_rows = len(snapshot.owners) - int(np.count_nonzero(snapshot.live_rows))
                 if 4 * gone_rows > len(snapshot.owners) and not snapshot.vectors.stays_in_file:
@@ -211,33 +228,10 @@ class LocalStore:
                 writer.catch_up_words(known=snapshot.words.folder(), most_behind=MOST_BEHIND)
             writer.describe(source=None, finished=True)
             # After an interrupt it is unknown which of the two states the folder has.
-            known = [] if before is None else [before]
-            self._saved[place] = [*known, _Saved.of(writer.prepare(), snapshot)]
+            self._saved[place] = {writer.prepare().commit: snapshot.key}
+            if committed is not None and before is not None:
+                self._saved[place][committed.commit] = before
             writer.commit()
-
-    def _last_state(
-        self, place: Path, manifest: Manifest | None, identity: ModelIdentity, *, overwrite: bool
-    ) -> _Saved | None:
-        """Return the state of a folder that this store knows, if it is still the same.
-
-        Raises:
-            IndexChangedError: Another program has changed the folder, or it holds an unknown
-                index of a command or of another model.
-        """
-        known = self._saved.get(place, [])
-        for saved in known:
-            if saved.manifest == manifest:
-                return saved
-        if manifest is None or overwrite:
-            return None
-        is_other = manifest.source is not None or not manifest.model.is_same(identity)
-        if known or is_other:
-            what = "has changed since it was" if known else "was not"
-            raise IndexChangedError(
-                f"the index in '{place}' {what} loaded or saved here; load it and repeat the "
-                "changes, or replace it with overwrite=True"
-            )
-        return None
 
     @staticmethod
     def _append(writer: IndexWriter, snapshot: Snapshot, row: int, number: int) -> None:
@@ -252,15 +246,20 @@ class LocalStore:
         spans = snapshot.spans.rows[row:]
         writer.append(documents, snapshot.live_owners, spans, pieces, snapshot.next_number)
 
-    def load(self, folder: Path, identity: ModelIdentity) -> int:
-        """See `rag_demo.retriever.LocalRetriever.load`."""
+    def load(self, folder: Path, identity: ModelIdentity | None = None) -> int:
+        """See `rag_demo.retriever.LocalRetriever.load`. Without an identity, accept any model."""
         self._ensure_open()
-        refuse_other_model(folder, read_manifest(folder).model, identity)
-        snapshot = Snapshot.load(self.vectors, folder)
-        assert snapshot.saved is not None
-        manifest = snapshot.saved.manifest
+        saved = SavedIndex(folder)
+        try:
+            manifest = saved.manifest
+            if identity is not None:
+                refuse_other_model(folder, manifest.model, identity)
+            snapshot = Snapshot.load(self.vectors, saved)
+        except BaseException:  # An interrupt must not leave it open.
+            saved.close()
+            raise
         with self._change():
-            self._saved[folder.resolve()] = [_Saved.of(manifest, snapshot)]
+            self._saved[folder.resolve()] = {manifest.commit: snapshot.key}
             self._snapshot = snapshot
             return snapshot.count
 

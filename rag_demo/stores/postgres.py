@@ -41,9 +41,8 @@ from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import BOOLEAN, JSON, NULL, NUMBER, TEXT, Where
 from rag_demo.stores.postgres_filters import compile_filter, ensure_storable, fact
 from rag_demo.stores.ranking import FUSED_FROM, fuse_hits
-from rag_demo.stores.search import best_span
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
-from rag_demo.stores.words import stems_of
+from rag_demo.stores.words import best_span, stems_of
 from rag_demo.vectors import Vectors, rounding
 from torch_utils import Resource
 from torch_utils.resource import closes_on_error
@@ -312,16 +311,11 @@ class PostgresStore(Resource):
 
     def stats(self) -> Stats:
         """See `Store`."""
-        state, (_, nbytes) = self.manifest, self.size()
-        return Stats(state.count, state.dimension, "postgres", "float32", nbytes)
-
-    def size(self) -> tuple[int, int]:
-        """Return the number of vectors, and the bytes of all tables."""
         tables = [self._names[name].as_string(None) for name in _TABLES[:-1]]
-        bytes_of = "SELECT sum(pg_total_relation_size(n::regclass)) FROM unnest(%s::text[]) n"
-        with self._transaction() as (run, _):
-            ((rows, nbytes),) = run(f"SELECT count(*), ({bytes_of}) FROM {{vectors}}", tables)
-        return rows, int(nbytes)
+        query = "SELECT sum(pg_total_relation_size(n::regclass))::bigint FROM unnest(%s::text[]) n"
+        with self._transaction() as (run, state):
+            ((nbytes,),) = run(query, tables)
+        return Stats(state.count, state.dimension, "postgres", "float32", nbytes)
 
     def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
         """See `Store`."""
@@ -373,22 +367,11 @@ class PostgresStore(Resource):
             run(_WRITE, *astuple(state))
         return [document.id for document in documents]
 
-    # What `ingest` needs of a writer. Ids stand for the numbers of the documents in a folder.
-
-    def known(self, ids: Sequence[str]) -> tuple[dict[str, str], dict[str, Document]]:
-        """Return the documents with these ids."""
-        documents = {each.id: each for each in self.at(ids)}
-        return {name: name for name in documents}, documents
-
-    def others(self, files: Sequence[str] | None) -> list[str]:
+    def of_files(self, files: Sequence[str] | None) -> list[str]:
         """Return the ids of the documents of files; None for all documents."""
         if files is None:
             return list(self.ids())
         return self._column("SELECT id FROM {documents} WHERE file = ANY(%s)", list(files))
-
-    def remove(self, ids: Sequence[str]) -> None:
-        """Remove documents."""
-        self.delete(ids)
 
     def use_language(self, language: str) -> None:
         """Refuse another language of stems than the one of every index in a database."""
@@ -422,14 +405,8 @@ class PostgresStore(Resource):
                 found.setdefault(key, set()).add(_KINDS.get(kind, JSON))
         return found
 
-    def at(self, ids: Sequence[str]) -> list[Document]:
-        """Return the documents with these ids that still exist."""
-        return [each for each in self.get(ids) if each is not None]
-
-    def matching(self, where: Where | None) -> list[str]:
-        """Return the ids of the documents that match a filter; None for all."""
-        if where is None:
-            return list(self.ids())
+    def matching(self, where: Where) -> list[str]:
+        """Return the ids of the documents that match a filter."""
         clause, values = compile_filter(where)
         return self._column(f"SELECT id FROM {{documents}} WHERE {clause}", *values)
 

@@ -140,20 +140,20 @@ def best_scores(numbers: Rows, scores: Scores, top_k: int, order_of: Order) -> t
     return numbers[:top_k], scores[:top_k]
 
 
-def fuse(
-    rankings: Sequence[Rows], weights: Sequence[float], top_k: int, order_of: Order
-) -> tuple[Rows, Scores]:
-    """Fuse rankings: a document's score is the sum of weight / (60 + rank) over the rankings.
+def fused_scores(rankings: Sequence[Sequence[Any]], weights: Sequence[float]) -> dict[Any, float]:
+    """Fuse rankings: an item's score is the sum of weight / (60 + rank) over the rankings.
 
-    A ranking with the weight 0 adds no documents.
-
-    Returns:
-        The best documents with their scores, equal scores ordered by id.
+    A ranking with the weight 0 adds no items.
     """
-    scores: dict[int, float] = {}
+    scores: dict[Any, float] = {}
     for ranking, weight in zip(rankings, weights, strict=True):
-        for place, item in enumerate(ranking.tolist() if weight else [], start=1):
-            scores[item] = scores.get(item, 0.0) + weight / (RANK_CONSTANT + place)
+        for place, item in enumerate(ranking if weight else (), start=RANK_CONSTANT + 1):
+            scores[item] = scores.get(item, 0.0) + weight / place
+    return scores
+
+
+def best_of_scores(scores: dict[int, float], top_k: int, order_of: Order) -> tuple[Rows, Scores]:
+    """Return the best documents with their scores; see `best_scores`."""
     numbers = np.fromiter(scores.keys(), np.int64, len(scores))
     return best_scores(numbers, np.fromiter(scores.values(), float, len(scores)), top_k, order_of)
 
@@ -161,13 +161,8 @@ def fuse(
 def fuse_hits(
     near: Sequence[Hit], worded: Sequence[Hit], weights: Sequence[float], top_k: int
 ) -> list[Hit]:
-    """Fuse two rankings of named tuples with an ``id`` and a ``score``, as `fuse` does."""
+    """Fuse two rankings of named tuples with an ``id`` and a ``score``; see `fused_scores`."""
     known = {hit.id: hit for hit in (*worded, *near)}  # Those by vectors know their passage.
-    names = sorted(known)
-    number_of = {name: number for number, name in enumerate(names)}
-    rankings = [np.asarray([number_of[hit.id] for hit in one], np.int64) for one in (near, worded)]
-    best = fuse(rankings, weights, top_k, lambda numbers: numbers)
-    return [
-        known[names[number]]._replace(score=score)
-        for number, score in zip(*(each.tolist() for each in best), strict=True)
-    ]
+    scores = fused_scores([[hit.id for hit in near], [hit.id for hit in worded]], weights)
+    best = sorted(scores, key=lambda name: (-scores[name], name))
+    return [known[name]._replace(score=scores[name]) for name in best[:top_k]]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
 from rag_demo.exact_search.exact_scores import Pairs
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
-from rag_demo.stores.index_format import GONE
-from rag_demo.stores.saved_index import SavedIndex, temporary_documents
-from rag_demo.stores.store import EmbeddedBatch, batches_of, places_of_older, unused_ids
+from rag_demo.stores.index_folder import GONE, SavedIndex, temporary_documents
+from rag_demo.stores.store import EmbeddedBatch, batches_of, places_of_older
 from rag_demo.stores.words import TextIndex
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, renumbered
 
@@ -82,7 +79,6 @@ class Snapshot:
         spans: Start and stop of each row's passage; 0 and 0 for the whole: shape (rows, 2).
         alive: Whether the document of each number exists: bool.
         count: How many documents exist.
-        next_name: The first integer that was not yet tried as an id.
         identity: The model that made the vectors.
         saved: The saved index with the first documents, or None.
         origin: The same object in all snapshots that share their numbers.
@@ -96,7 +92,6 @@ class Snapshot:
     spans: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty((0, 2), np.int32)))
     alive: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, bool)))
     count: int = 0
-    next_name: int = 0
     identity: ModelIdentity | None = None
     saved: SavedIndex | None = None
     origin: object = field(default_factory=object)
@@ -109,40 +104,33 @@ class Snapshot:
 
     def emptied(self) -> Snapshot:
         """Return a snapshot without documents, with the same settings."""
-        return replace(Snapshot.empty(self.vectors, self.words.language), next_name=self.next_name)
+        return Snapshot.empty(self.vectors, self.words.language)
 
     @classmethod
-    def load(cls, vectors: VectorRows, folder: Path) -> Snapshot:
-        """Open a saved index. Its files are read when they are needed."""
-        saved = SavedIndex(folder)
-        try:
-            vectors = vectors.with_saved_rows(saved)
-        except BaseException:  # An interrupt must not leave it open.
-            saved.close()
-            raise
+    def load(cls, vectors: VectorRows, saved: SavedIndex) -> Snapshot:
+        """Return the snapshot of a saved index. Its files are read when they are needed."""
         manifest = saved.manifest
         return cls(
-            vectors,
+            vectors.with_saved_rows(saved),
             saved.documents,
             TextIndex(manifest.language, saved.words, saved.words_index),
             GrowableRows(saved.owners),
             GrowableRows(saved.passages),
             GrowableRows(saved.alive),
             manifest.count,
-            manifest.next_number,
             manifest.model if manifest.rows else None,
             saved,
         )
 
     @property
+    def key(self) -> tuple[object, int, int]:
+        """What a store keeps of a saved snapshot, which holds no vectors in memory."""
+        return self.origin, len(self.owners), self.next_number
+
+    @property
     def next_number(self) -> int:
         """The number of the next document."""
         return len(self.alive)
-
-    def choose_names(self, count: int) -> tuple[list[str], Snapshot]:
-        """Choose ids that no document has, one at least."""
-        names = unused_ids(self.find, self.next_name, count)
-        return names, replace(self, next_name=int(names[-1]) + 1)
 
     def with_batch(self, batch: EmbeddedBatch) -> Snapshot:
         """Add documents; a document replaces an older one with its id.
@@ -234,19 +222,15 @@ class Snapshot:
         """Return the numbers of the existing documents with these ids."""
         return self.documents.find(ids, self.alive.rows) if self.count else {}
 
-    def ids(self, numbers: Sequence[int]) -> list[str]:
-        """Return the ids of documents by their numbers."""
-        return self.documents.ids(numbers)
-
     def order_of(self, numbers: Rows) -> Rows:
         """Return numbers that order documents by id."""
         if len(numbers) < _MANY_TIES:
-            ids = self.ids(numbers.tolist())
+            ids = self.documents.ids(numbers)
             place_of = {name: place for place, name in enumerate(sorted(set(ids)))}
             return np.asarray([place_of[name] for name in ids], np.int64)
         if not self.order:
             alive = np.flatnonzero(self.alive.rows)
-            ids = self.ids(alive.tolist())
+            ids = self.documents.ids(alive)
             places = np.empty(self.next_number, np.int64)
             places[alive[sorted(range(len(ids)), key=ids.__getitem__)]] = np.arange(len(ids))
             self.order.append(places)  # Any search may store it.
@@ -259,13 +243,6 @@ class Snapshot:
             return self.documents.matching(where, self.alive.rows)
         alive: Mask = self.alive.rows
         return None if self.count == len(alive) else alive
-
-    def search_text(
-        self, query: str, allowed: Mask | None, top_k: int
-    ) -> tuple[Rows, npt.NDArray[np.float64]]:
-        """Search the full text; see `rag_demo.stores.words.TextIndex.search`."""
-        self.catch_up_words()
-        return self.words.search(query, self.alive.rows if allowed is None else allowed, top_k)
 
     def catch_up_words(self) -> None:
         """Add the missing documents to the full-text index.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +43,11 @@ class EmbeddedBatch:
         """Return a batch that only replaces metadata and files; see `Store.upsert`."""
         spans, vectors = np.empty((0, 2), np.int32), np.empty((0, 1), np.float32)
         return cls(documents, np.empty(0, np.int64), spans, vectors, None)
+
+    def with_ids(self, ids: Sequence[str]) -> EmbeddedBatch:
+        """Return the same batch with other ids."""
+        pairs = zip(self.documents, ids, strict=True)
+        return replace(self, documents=[each._replace(id=name) for each, name in pairs])
 
     @property
     def has_vectors(self) -> Any:

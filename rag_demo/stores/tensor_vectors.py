@@ -11,7 +11,7 @@ from rag_demo.exact_search.candidates import find_candidates, suits_int8
 from rag_demo.exact_search.exact_scores import FEW_ROWS, Pairs, direct_candidates
 from rag_demo.exact_search.rounding import BLOCK
 from rag_demo.exact_search.scan import Scan, StreamedScan, make_scan
-from rag_demo.stores.saved_index import SavedIndex
+from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
 
 _FEW_ALLOWED = 1 << 12

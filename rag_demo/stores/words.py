@@ -12,7 +12,7 @@ import tempfile
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -249,6 +249,15 @@ def stems_of(text: str, language: str, *, is_query: bool = False) -> list[str]:
         is_query: See `rag_demo.stores.tokens.tokenize`.
     """
     return [stem for words in tokenize(text, is_query=is_query) for stem in _stems(words, language)]
+
+
+def best_span(
+    query: str, text: str, spans: Sequence[tuple[int, int]], language: str
+) -> tuple[int, int]:
+    """Return the passage with most words of a query."""
+    words = stems_of(query, language, is_query=True)
+    counts = [sum(stem in words for stem in stems_of(text[a:b], language)) for a, b in spans]
+    return spans[int(np.argmax(counts))]
 
 
 @lru_cache(maxsize=1 << 16)

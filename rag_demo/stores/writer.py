@@ -17,34 +17,35 @@ from pathlib import Path
 
 import numpy as np
 
-from rag_demo.database import Database
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
     DamagedIndexError,
+    IndexFileError,
     IndexVersionError,
+    MissingIndexError,
     RagDemoError,
-    WriterBusyError,
-    damaged,
 )
 from rag_demo.stores.documents import SCHEMA, DocumentTable
 from rag_demo.stores.filters import Where
-from rag_demo.stores.index_format import (
+from rag_demo.stores.index_folder import (
     GONE,
     PIECE,
     TABLES,
     Manifest,
     Passages,
+    SavedIndex,
+    alive_of,
     as_bytes,
+    busy,
     database_name,
     databases_of,
     is_part,
-    read_manifest_from,
+    read_manifest,
+    read_pieces,
     reading_errors,
-    refuse_foreign_folder,
     writing_errors,
 )
-from rag_demo.stores.saved_index import SavedIndex, alive_of, read_pieces
 from rag_demo.stores.store import EmbeddedBatch, batches_of, places_of_older
 from rag_demo.stores.words import WordsFolder, add_texts, checksum_of, new_words
 from rag_demo.vectors import Mask, Rows, Vectors, renumbered
@@ -82,7 +83,6 @@ class IndexWriter:
         self._committed: Manifest | None = None
         self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
         self._is_known = False  # Remove nothing before it is known what is committed.
-        self._made_files = False
         self._lock = -1
         self._documents: DocumentTable | None = None
         try:
@@ -92,14 +92,23 @@ class IndexWriter:
                     raise PermissionError(errno.EACCES, "it is read-only")
                 # First the attribute, then the lock: an interrupt between them leaves no lock.
                 self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                _lock(self._lock, folder)
-                names = refuse_foreign_folder(folder)
                 try:
-                    self._read(names)
+                    # A killed process loses the lock.
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise busy(folder) from None
+                names = [path.name for path in folder.iterdir()]
+                foreign = [name for name in names if not is_part(name)]
+                if foreign and not databases_of(names):
+                    raise IndexFileError(
+                        f"'{folder}' holds {foreign[0]!r} and is not an index; "
+                        "name a new or an empty folder"
+                    )
+                try:
+                    self._read()
                 except (DamagedIndexError, IndexVersionError):
                     if not start_over:
                         raise
-                    self.manifest, self.owners = None, self.owners[:0]
                 else:
                     self._is_known = True
                     self._remove_unnamed()
@@ -107,26 +116,17 @@ class IndexWriter:
             self.__exit__()
             raise
 
-    def _read(self, names: Sequence[str]) -> None:
+    def _read(self) -> None:
         """Read the committed state, and begin a transaction."""
-        numbers = databases_of(names)
-        for number in numbers:
-            path = self.folder / database_name(number)
-            with reading_errors(path), self._open(number).connection() as connection:
-                manifest = read_manifest_from(path, connection)
-                if manifest is not None:
-                    self.owners, _, _, starts, _ = read_pieces(connection, manifest)
-                    self._starts = starts[:-1].tolist()
-                    self.manifest = self._committed = manifest
-                    return
-                is_empty = not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-            # Tables are committed before there are other files.
-            if is_empty and any(name.startswith((f"vectors-{number}.", f"words-{number}-"))
-                                for name in names):  # fmt: skip
-                raise damaged(path, "it is empty")
-            self._close_documents()
-        if not numbers and names:
-            raise damaged(self.folder / database_name(1), "it is missing")
+        try:
+            manifest = read_manifest(self.folder)
+        except MissingIndexError:
+            return
+        path = self.folder / database_name(manifest.file_number)
+        with reading_errors(path), self._open(manifest.file_number).use() as connection:
+            self.owners, _, _, starts, _ = read_pieces(connection, manifest)
+        self._starts = starts[:-1].tolist()
+        self.manifest = self._committed = manifest
 
     def _open(self, number: int, identity: int = 0) -> DocumentTable:
         """Open a database, and begin a transaction; with an identity make its tables."""
@@ -134,8 +134,8 @@ class IndexWriter:
         path = self.folder / database_name(number)
         connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
         # Not a method of this writer: the cycle would keep the lock until a collection.
-        self._documents = DocumentTable(Database(lambda: connection))
-        with self._documents.connection():
+        self._documents = DocumentTable(lambda: connection)
+        with self._documents.use():
             connection.execute("PRAGMA synchronous = FULL")
             # Readers may be unable to write what SQLite's log (WAL) needs, or use another machine.
             connection.execute("PRAGMA journal_mode = DELETE")
@@ -156,7 +156,7 @@ class IndexWriter:
     @property
     def documents(self) -> DocumentTable:
         """The documents as they will be committed; `alive` says which of them count."""
-        assert self._documents is not None
+        assert self._documents is not None, "call clear() first in a folder without an index"
         return self._documents
 
     @property
@@ -171,7 +171,6 @@ class IndexWriter:
         with writing_errors(self.folder):
             number = 1 + max(databases_of(path.name for path in self.folder.iterdir()), default=0)
             self._open(number, identity)
-        self._made_files = True
         self.owners, self._starts = np.empty(0, np.int64), []
         language = language or before.language
         self.manifest = Manifest(
@@ -209,13 +208,11 @@ class IndexWriter:
         with writing_errors(self.folder):
             self.documents.insert(documents)
             self._set_owners(owners[:rows])
-            for piece in vectors:
-                for first in range(0, len(piece), PIECE):
-                    some = piece[first : first + PIECE]
+            for part in vectors:
+                for some in np.split(part, range(PIECE, len(part), PIECE)):
                     stop = start + len(some)
-                    self._append_piece(
-                        owners[start:stop], passages[start - rows : stop - rows], some
-                    )
+                    spans = passages[start - rows : stop - rows]
+                    self._append_piece(owners[start:stop], spans, some)
                     start = stop
         self.owners = owners
         self.manifest = replace(self._manifest, next_number=next_number)
@@ -227,19 +224,13 @@ class IndexWriter:
                 f"the model's vectors have {dimension} dimensions, "
                 f"but the index has {manifest.dimension}; use the model that made it"
             )
-        self._made_files |= not manifest.rows
         flags = os.O_WRONLY | (0 if manifest.rows else os.O_CREAT | os.O_EXCL)
-        descriptor = os.open(self.folder / manifest.vectors_name, flags, 0o666)
-        try:
-            view, place = as_bytes(vectors), manifest.rows * dimension * 4
-            while view:
-                written = os.pwrite(descriptor, view, place)
-                view, place = view[written:], place + written
-        finally:
-            os.close(descriptor)
+        with os.fdopen(os.open(self.folder / manifest.vectors_name, flags, 0o666), "wb") as file:
+            file.seek(manifest.rows * dimension * 4)
+            file.write(as_bytes(vectors))
         row = owners.tobytes(), np.ascontiguousarray(passages, np.int32).tobytes()
         checksum = zlib.crc32(as_bytes(vectors))
-        with self.documents.connection() as connection:
+        with self.documents.use() as connection:
             query = "INSERT INTO pieces VALUES (?, ?, ?, ?)"
             connection.execute(query, (manifest.rows, *row, checksum))
         self._starts.append(manifest.rows)
@@ -248,36 +239,49 @@ class IndexWriter:
     def _set_owners(self, owners: Rows) -> None:
         changed = np.searchsorted(self._starts, np.flatnonzero(owners != self.owners), "right") - 1
         ends = [*self._starts[1:], len(owners)]
-        with self.documents.connection() as connection:
+        with self.documents.use() as connection:
             for piece in np.unique(changed).tolist():
                 start = self._starts[piece]
                 some = owners[start : ends[piece]].tobytes()
                 connection.execute("UPDATE pieces SET owners = ? WHERE row = ?", (some, start))
         self.owners = owners
 
-    def remove(self, numbers: Iterable[int]) -> None:
-        """Remove documents by their numbers; their data stay in the files for some time."""
-        gone = dict.fromkeys(numbers, GONE)
-        with writing_errors(self.folder):
-            self._set_owners(renumbered(self.owners, gone, self._manifest.next_number))
-
-    def upsert(self, batch: EmbeddedBatch) -> range:
-        """Add documents and return their numbers; see `rag_demo.stores.store.Store.upsert`."""
+    def upsert(self, batch: EmbeddedBatch) -> None:
+        """Add documents; see `rag_demo.stores.store.Store.upsert`."""
         with writing_errors(self.folder):
             older = self.documents.find([each.id for each in batch.documents], self.alive)
             first = self._manifest.next_number
             taken = places_of_older(batch, older, self.documents.get)
         changes = {number: first + at if at >= 0 else GONE for number, at in taken.items()}
-        owners = renumbered(self.owners, changes, first)
-        numbers = range(first, first + len(batch.documents))
         self.append(
-            zip(numbers, batch.documents, strict=True),
-            np.concatenate([owners, batch.owners + first]),
+            enumerate(batch.documents, first),
+            np.concatenate([renumbered(self.owners, changes, first), batch.owners + first]),
             batch.spans,
             [batch.vectors] if len(batch.vectors) else [],
-            numbers.stop,
+            first + len(batch.documents),
         )
-        return numbers
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Remove documents, and return how many; their data stay in the files for some time."""
+        with writing_errors(self.folder):
+            gone = dict.fromkeys(self.documents.find(ids, self.alive).values(), GONE)
+            self._set_owners(renumbered(self.owners, gone, self._manifest.next_number))
+        return len(gone)
+
+    def get(self, ids: Sequence[str]) -> list[Document | None]:
+        """Return a document for each id; None for an unknown one."""
+        with writing_errors(self.folder):
+            return self.documents.known(ids, self.alive)
+
+    def matching(self, where: Where) -> list[str]:
+        """Return the ids of the documents that match a filter."""
+        return self.documents.ids(np.flatnonzero(self.documents.matching(where, self.alive)))
+
+    def of_files(self, files: Sequence[str] | None) -> list[str]:
+        """Return the ids of the documents of files; None for all documents."""
+        if files is None:
+            return self.documents.ids(np.flatnonzero(self.alive))
+        return self.documents.of_files(files, self.alive)
 
     def check(self) -> None:
         """Check the committed database and vectors.
@@ -314,21 +318,6 @@ class IndexWriter:
             return
         self.manifest = replace(changed, words_end=manifest.next_number, words_checksum=checksum)
 
-    def known(self, ids: Sequence[str]) -> tuple[dict[str, int], dict[str, Document]]:
-        """Return the numbers of the documents with these ids, and the documents."""
-        with writing_errors(self.folder):
-            return self.documents.known(ids, self.alive)
-
-    def matching(self, where: Where) -> list[int]:
-        """Return the numbers of the documents that match a filter."""
-        return list(map(int, np.flatnonzero(self.documents.matching(where, self.alive))))
-
-    def others(self, files: Sequence[str] | None) -> list[int]:
-        """Return the numbers of the documents of files; None for all documents."""
-        if files is None:
-            return list(map(int, np.flatnonzero(self.alive)))
-        return [number for number in self.documents.of_files(files) if self.alive[number]]
-
     def keep(self, source: str | None, *, finished: bool) -> None:
         """Commit all changes, and go on."""
         self.describe(source=source, finished=finished)
@@ -358,12 +347,16 @@ class IndexWriter:
         """
         self.catch_up_words(MOST_BEHIND)
         manifest = replace(self._manifest, commit=os.urandom(8).hex(), count=self.count)
-        with writing_errors(self.folder), self.documents.connection() as connection:
-            if manifest.rows:
-                _sync(self.folder / manifest.vectors_name)
-            if self._made_files:
-                _sync(self.folder)
-                self._made_files = False
+        vectors = manifest.vectors_name
+        with writing_errors(self.folder), self.documents.use() as connection:
+            committed = self._committed
+            is_new = committed is None or not (committed.rows and committed.names(vectors))
+            for name in [vectors] * bool(manifest.rows) + ["."] * is_new:
+                descriptor = os.open(self.folder / name, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
             connection.execute("DELETE FROM manifest")
             row = (json.dumps(asdict(manifest)),)
             connection.execute("INSERT INTO manifest VALUES (?)", row)
@@ -376,7 +369,7 @@ class IndexWriter:
         Raises:
             IndexFileError: The index cannot be written. It is what it was before.
         """
-        with writing_errors(self.folder), self.documents.connection() as connection:
+        with writing_errors(self.folder), self.documents.use() as connection:
             self._is_known = False  # After an interrupt it is unknown what is committed.
             connection.execute("COMMIT")
             self._committed, self._is_known = self.manifest, True
@@ -428,21 +421,3 @@ class IndexWriter:
     def _manifest(self) -> Manifest:
         assert self.manifest is not None, "call clear() first in a folder without an index"
         return self.manifest
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    """Lock an open folder until it is closed. A killed process loses the lock."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise WriterBusyError(
-            f"another process is writing into '{folder}'; try again when it has finished"
-        ) from None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

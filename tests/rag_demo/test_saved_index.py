@@ -142,12 +142,3 @@ def test_unreadable_index_is_not_called_damaged(folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert "damaged" not in str(error.value)
     assert contents(folder) == kept
-
-
-def test_index_of_an_older_version_is_refused(folder: Path) -> None:
-    (folder / "index.sqlite").write_bytes(b"of version 2")
-    before = contents(folder)
-    for use in (load, save):
-        with pytest.raises(RagDemoError, match=r"of an older version .* remove the folder"):
-            use(folder)
-    assert contents(folder) == before

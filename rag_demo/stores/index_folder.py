@@ -1,0 +1,509 @@
+"""The folder of a saved index: its files, its manifest, its errors, and its reader.
+
+============================  ==================================================================
+``rag-demo-N.sqlite``         the manifest, documents, their metadata, and the owners of vectors
+``vectors-N.f32``             float32 vectors
+``words-N-K/``                the full-text index, a folder that never changes
+============================  ==================================================================
+
+A change is one transaction of the database. Documents and vectors only grow, and deleting is a
+mark, so readers hold no locks. A writer locks the folder. It begins another N to start over; the
+highest N with a manifest counts, and the writer removes the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import re
+import sqlite3
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import (
+    HOW_TO_CREATE,
+    HOW_TO_REBUILD,
+    IndexFileError,
+    IndexVersionError,
+    MissingIndexError,
+    RagDemoError,
+    UnreadableIndexError,
+    WriterBusyError,
+    damaged,
+    unwritable,
+)
+from rag_demo.stores.documents import SCHEMA, DamagedRowError, DocumentTable
+from rag_demo.stores.words import WordsFolder
+from rag_demo.vectors import Mask, Rows, Vectors
+
+VERSION = 3
+GONE = -1
+"""The owner of a row whose document was deleted."""
+PIECE = 1 << 10
+"""Rows of vectors, at most, that are written and checked together."""
+TABLES = (
+    "CREATE TABLE manifest (value TEXT)",
+    "CREATE TABLE pieces (row INTEGER PRIMARY KEY, owners BLOB, passages BLOB, checksum INTEGER)",
+)
+_PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
+_DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
+_ATTEMPTS = 20  # another process may replace the files while they are being opened
+# SQLite's messages about a disk, a quota or a permission. The database may be intact.
+_IS_TRANSIENT = re.compile("unable to open|disk I/O|is full|readonly|interrupted|out of memory")
+
+Passages = npt.NDArray[np.int32]
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The description of a saved index.
+
+    Attributes:
+        model: The embedding model that made the vectors.
+        source: The source that was indexed, as `rag_demo.stores.ingest.ingest` got it.
+        finished: Whether the whole source was indexed.
+        dimension: Length of the vectors; 0 without vectors.
+        rows: How many vectors count, including those of deleted documents.
+        count: How many documents there are.
+        next_number: The number of the next document.
+        file_number: The N in the names of the files.
+        identity: A random number, chosen when files with another N are begun.
+        words_number: The K in the name of the full-text index.
+        words_end: The full-text index has the documents with smaller numbers; 0 without one.
+        words_checksum: The checksum of the full-text index.
+        language: The language of stems in the full-text index.
+        commit: A random string, chosen with every change.
+        version: The version of the format.
+    """
+
+    model: ModelIdentity
+    source: str | None = None
+    finished: bool = True
+    dimension: int = 0
+    rows: int = 0
+    count: int = 0
+    next_number: int = 0
+    file_number: int = 0
+    identity: int = 0
+    words_number: int = 0
+    words_end: int = 0
+    words_checksum: int = 0
+    language: str = "english"
+    commit: str = ""
+    version: int = VERSION
+
+    @property
+    def vectors_name(self) -> str:
+        """The name of the file of vectors."""
+        return f"vectors-{self.file_number}.f32"
+
+    @property
+    def words_name(self) -> str:
+        """The name of the folder of the full-text index."""
+        return f"words-{self.file_number}-{self.words_number}"
+
+    def words(self, folder: Path) -> WordsFolder | None:
+        """The full-text index in the folder of this index, or None."""
+        if not self.words_end:
+            return None
+        return WordsFolder(folder / self.words_name, self.words_end, self.words_checksum)
+
+    def names(self, part: str) -> bool:
+        """Tell whether a file or folder belongs to this state."""
+        of_database = part.startswith(database_name(self.file_number))
+        return of_database or part in (self.vectors_name, self.words_name)
+
+
+def database_name(number: int) -> str:
+    """Return the name of the Nth database."""
+    return f"rag-demo-{number}.sqlite"
+
+
+def databases_of(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the databases of a folder, the newest first."""
+    return sorted((int(each[1]) for each in map(_DATABASE.fullmatch, names) if each), reverse=True)
+
+
+def is_part(name: str) -> bool:
+    """Tell whether a file or folder is a part of an index."""
+    return _PART.fullmatch(name) is not None
+
+
+def as_bytes(array: npt.NDArray[Any]) -> memoryview:
+    """Return the bytes of an array, without a copy if it is contiguous."""
+    contiguous: Any = np.ascontiguousarray(array)
+    return memoryview(contiguous).cast("B") if array.size else memoryview(b"")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of an index. Takes a millisecond.
+
+    Raises:
+        IndexFileError: The index is missing, damaged, or of another version.
+    """
+    return reading(folder, lambda connection, manifest: manifest)
+
+
+def reading(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) -> _Result:
+    """Call a function with the newest database and its manifest, in a transaction.
+
+    It is called again if another process has replaced the files meanwhile.
+
+    Raises:
+        IndexFileError: The index is missing, damaged or unreadable.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return _read(folder, use)
+        except FileNotFoundError as error:
+            name = str(error.filename)
+        except OSError as error:
+            raise damaged(Path(str(error.filename or folder)), error) from None
+    raise damaged(Path(name), "it is missing")
+
+
+def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) -> _Result:
+    missing = MissingIndexError(f"there is no index in '{folder}'; {HOW_TO_CREATE}")
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        raise missing from None
+    numbers = databases_of(names)
+    if not numbers and any(map(is_part, names)):
+        raise damaged(folder / database_name(1), "it is missing")
+    for number in numbers:
+        path = folder / database_name(number)
+        with (
+            reading_errors(path),
+            contextlib.closing(
+                sqlite3.connect(readable_uri(path), uri=True, timeout=5, isolation_level=None)
+            ) as database,
+        ):
+            database.execute("BEGIN")
+            (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            row = tables and database.execute("SELECT value FROM manifest").fetchone()
+            if row:
+                return use(database, _parsed(path, row[0]))
+            # Tables are committed before there are other files.
+            if not tables and any(each.startswith((f"vectors-{number}.", f"words-{number}-"))
+                                  for each in names):  # fmt: skip
+                raise damaged(path, "it is empty")
+    raise missing
+
+
+def _parsed(path: Path, text: str) -> Manifest:
+    manifest = json.loads(text)
+    if manifest.get("version") != VERSION:
+        raise IndexVersionError(
+            f"'{path}' has index version {manifest.get('version')}, but this program reads "
+            f"version {VERSION}; use a matching rag-demo, or {HOW_TO_REBUILD} {path.parent} --yes"
+        )
+    return Manifest(**{**manifest, "model": ModelIdentity(**manifest["model"])})
+
+
+def readable_uri(path: Path) -> str:
+    """Return the URI by which SQLite can read a database.
+
+    Raises:
+        OSError: The file is missing.
+    """
+    # Do not open the file here: closing it would drop SQLite's locks in this process.
+    path.stat()
+    # Who may write also undoes what a killed writer has left.
+    way = "mode=rw" if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK) else "mode=ro"
+    return f"file:{quote(os.fsencode(path.resolve()))}?{way}"
+
+
+def busy(folder: Path) -> WriterBusyError:
+    """Make the error for a folder into which another process is writing."""
+    return WriterBusyError(
+        f"another process is writing into '{folder}'; try again when it has finished"
+    )
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return "lock" in str(error) or "busy" in str(error)
+
+
+@contextlib.contextmanager
+def reading_errors(path: Path) -> Iterator[None]:
+    """Turn errors of reading a database into this package's."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # A mistake of this program, such as a closed connection.
+    except sqlite3.OperationalError as error:
+        if _is_busy(error):
+            raise busy(path.parent) from None
+        if _IS_TRANSIENT.search(str(error)):
+            raise UnreadableIndexError(
+                f"'{path}' cannot be read: {error}; check its permissions and try again"
+            ) from None
+        raise damaged(path, error) from None
+    except (sqlite3.Error, DamagedRowError, ValueError, TypeError, KeyError) as error:
+        raise damaged(path, error) from None
+
+
+@contextlib.contextmanager
+def writing_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of writing an index into this package's."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise
+    except sqlite3.OperationalError as error:
+        if _is_busy(error):
+            raise busy(folder) from None
+        raise IndexFileError(
+            f"the index cannot be written to '{folder}': {error}; "
+            "free some space, or name another folder"
+        ) from None
+    except (sqlite3.Error, DamagedRowError) as error:
+        raise damaged(folder, error) from None
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and folder.exists() and error.filename:
+            raise damaged(Path(str(error.filename)), "it is missing") from None
+        raise unwritable(folder, error) from None
+
+
+def temporary_documents(path: Path | None = None, saved: Manifest | None = None) -> DocumentTable:
+    """Return a table in a temporary file, which goes on after the documents of a saved index.
+
+    SQLite makes the file when the table no longer fits into its cache, and removes its name.
+
+    Args:
+        path: The database of the saved index, if any.
+        saved: Its manifest.
+
+    Raises:
+        OSError: The database of the saved index is missing.
+        IndexFileError: It is damaged.
+    """
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False)
+        try:
+            for statement in SCHEMA:
+                connection.execute(statement)
+            if path is not None and saved is not None:
+                connection.execute("ATTACH ? AS saved", (readable_uri(path),))
+                (identity,) = connection.execute("PRAGMA saved.user_version").fetchone()
+                if identity != saved.identity:
+                    raise FileNotFoundError(errno.ENOENT, "it was replaced", str(path))
+                for table in ("documents", "metadata"):
+                    connection.execute(
+                        f"CREATE TEMP VIEW {table} AS SELECT * FROM saved.{table}"
+                        f" WHERE number < {saved.next_number} UNION ALL SELECT * FROM main.{table}"
+                    )
+        except BaseException:  # An interrupt must not leave it open.
+            connection.close()
+            raise
+        return connection
+
+    errors = _temporary_errors if path is None else partial(reading_errors, path)
+    return DocumentTable(connect, translate_errors=errors)
+
+
+@contextlib.contextmanager
+def _temporary_errors() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.OperationalError, DamagedRowError) as error:
+        raise RagDemoError(f"a temporary file cannot be used: {error}") from None
+
+
+def alive_of(owners: Rows, count: int) -> Mask:
+    """Return whether the document of each number exists, which has vectors: shape (count,)."""
+    alive = np.zeros(count, bool)
+    alive[owners[owners != GONE]] = True
+    return alive
+
+
+def read_pieces(database: sqlite3.Connection, manifest: Manifest) -> Any:
+    """Read which document each vector belongs to.
+
+    Returns:
+        The owners, the passages, whether the document of each number exists, where each piece of
+        the file begins, and its checksum.
+
+    Raises:
+        ValueError: They do not match the manifest.
+    """
+    rows = database.execute("SELECT owners, passages, row, checksum FROM pieces ORDER BY row")
+    owners, passages, starts, checksums = list(zip(*rows, strict=True)) or ((), (), (), ())
+    owner: Rows = np.frombuffer(bytearray().join(owners), np.int64)
+    passage: Passages = np.frombuffer(bytearray().join(passages), np.int32).reshape(-1, 2)
+    expected = np.cumsum([0, *(len(each) // 8 for each in owners)])
+    is_whole = (
+        len(owner) == len(passage) == manifest.rows
+        and owner.min(initial=GONE) >= GONE
+        and owner.max(initial=GONE) < manifest.next_number
+        and np.array_equal(expected, [*starts, manifest.rows])
+    )
+    alive = alive_of(owner, manifest.next_number) if is_whole else None
+    if alive is None or np.count_nonzero(alive) != manifest.count:
+        raise ValueError("its pieces do not match its manifest")
+    return owner, passage, alive, expected, checksums
+
+
+class SavedIndex:
+    """A snapshot of the index in a folder. Changes by other processes do not affect it.
+
+    Opening takes milliseconds. Vectors are checked when they are first used.
+
+    Args:
+        folder: The folder of the index.
+
+    Attributes:
+        manifest: The manifest.
+        owners: The document of each row, or `GONE`: shape (n,).
+        passages: Start and stop of the passage of each row: shape (n, 2).
+        alive: Whether the document of each number exists.
+        documents: The documents.
+        words: The full-text index; None if it is missing or damaged.
+        words_index: It, open.
+
+    Raises:
+        IndexFileError: The index is missing, damaged, or of another version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        reading(folder, self._open)
+
+    def _open(self, database: sqlite3.Connection, manifest: Manifest) -> None:
+        path = self.folder / database_name(manifest.file_number)
+        self.manifest = manifest
+        pieces = read_pieces(database, manifest)
+        self.owners, self.passages, self.alive, self._starts, self._checksums = pieces
+        shape = (manifest.rows, manifest.dimension)
+        self._is_checked, self._nbytes = False, 4 * shape[0] * shape[1]
+        self._vectors_path = self.folder / manifest.vectors_name
+        with contextlib.ExitStack() as stack:
+            memory: Any = b""
+            self._close: Any = lambda: None
+            if self._nbytes:  # An index without vectors has no file.
+                self._file: Any = self._vectors_path.open("rb", buffering=0)
+                self._close = weakref.finalize(self, self._file.close)
+                self._close.atexit = False
+                stack.callback(self._close)
+                self.check_length()
+                # Mapped privately: changes of the memory do not reach the file.
+                memory = mmap.mmap(self._file.fileno(), self._nbytes, access=mmap.ACCESS_COPY)
+            self._mapped: Vectors = np.frombuffer(memory, np.float32).reshape(shape)
+            self.documents = temporary_documents(path, manifest)
+            stack.callback(self.documents.close)
+            with self.documents.use():  # It stays open, even if the file is removed.
+                pass
+            words = manifest.words(self.folder)
+            self.words_index = None if words is None else words.open()
+            self.words = words if self.words_index is not None else None
+            stack.pop_all()
+
+    def verify(self) -> None:
+        """Check the database, all vectors and the full-text index.
+
+        Raises:
+            IndexFileError: Something is damaged.
+        """
+        self.check()
+        with self.documents.use():
+            numbers = [n for n, _ in self.documents.stream() if self.alive[n]]
+            if len(numbers) != self.manifest.count:
+                raise DamagedRowError("documents are missing")
+        words = self.manifest.words(self.folder)
+        if words is not None and self.words is None:
+            raise damaged(words.folder, "its checksum is wrong, or it cannot be opened")
+
+    def check(self) -> None:
+        """Check the structure of the database, and all vectors."""
+        with self.documents.use() as connection:  # Also the attached database.
+            (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            if found != "ok":
+                raise DamagedRowError(found)
+        self.check_vectors()
+
+    def check_length(self) -> None:
+        """Check the length of the file; reading mapped memory beyond the end is a SIGBUS.
+
+        Raises:
+            IndexFileError: The file was cut off.
+        """
+        size = os.fstat(self._file.fileno()).st_size if self._nbytes else 0
+        if size < self._nbytes:
+            raise damaged(self._vectors_path, f"it has {size} bytes instead of {self._nbytes}")
+
+    @property
+    def vectors(self) -> Vectors:
+        """The vectors, checked: shape (n, d)."""
+        self.check_vectors()
+        return self._mapped
+
+    def check_vectors(self) -> None:
+        """Compare all vectors with their checksums, once; 4 GB take some seconds.
+
+        Raises:
+            IndexFileError: Some differ from what was written.
+        """
+        if self._is_checked:
+            return
+
+        def check(piece: int) -> None:
+            start, stop = self._starts[piece : piece + 2].tolist()
+            vectors = np.empty((stop - start, self.manifest.dimension), np.float32)
+            self._read_into(start, vectors)
+            if zlib.crc32(as_bytes(vectors)) != self._checksums[piece]:
+                raise damaged(self._vectors_path, f"the checksum of row {start} is wrong")
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:  # zlib releases the GIL.
+            list(threads.map(check, range(len(self._checksums))))
+        self._is_checked = True
+
+    def take(self, rows: Rows) -> Vectors:
+        """Return a copy of the vectors of rows, checked: shape (n, d)."""
+        self.check_length()
+        taken: Vectors = self.vectors.take(rows, axis=0)
+        return taken
+
+    def read_into(self, start: int, out: Vectors) -> None:
+        """Read consecutive vectors, checked, without keeping the file's pages in memory.
+
+        Args:
+            start: The first row.
+            out: Shape (n, d).
+        """
+        self.check_vectors()
+        self._read_into(start, out)
+
+    def _read_into(self, start: int, out: Vectors) -> None:
+        place = start * 4 * self.manifest.dimension
+        if os.preadv(self._file.fileno(), [as_bytes(out)], place) != out.nbytes:
+            raise damaged(self._vectors_path, "it was cut off")
+
+    def take_unmapped(self, rows: Rows) -> Vectors:
+        """Do the same as `take`, without keeping the file's pages in memory."""
+        result = np.empty((len(rows), self.manifest.dimension), np.float32)
+        for place, row in enumerate(rows.tolist()):
+            self.read_into(row, result[place : place + 1])
+        return result
+
+    def close(self) -> None:
+        """Close all files. Arrays that are still referenced stay readable."""
+        self.documents.close()
+        self._mapped = np.empty((0, 0), np.float32)
+        self._close()
