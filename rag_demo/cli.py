@@ -6,8 +6,6 @@ import atexit
 import gc
 import io
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import NoReturn
 
 from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
@@ -17,7 +15,6 @@ from rag_demo.printable import on_one_line
 def main() -> NoReturn:
     """Run a command. An error is one line on stderr and exit code 2; Ctrl-C is exit code 130."""
     try:
-        _check_torch_utils()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # Names of files may have any bytes.
                 stream.reconfigure(errors="backslashreplace")
@@ -40,18 +37,6 @@ def main() -> NoReturn:
         if not is_out_of_memory(error):
             raise
         _fail(f"there is not enough memory; use a smaller --batch-size ({error})")
-
-
-def _check_torch_utils() -> None:
-    """Refuse a package of the same name, which other projects have too."""
-    spec = find_spec("torch_utils")
-    found = Path(spec.origin or "") if spec is not None else Path()
-    if found.parent.resolve() != Path(__file__).resolve().parents[1] / "torch_utils":
-        other = found.parent if found.name == "__init__.py" else found
-        raise RagDemoError(
-            f"Python finds another torch_utils at {str(other)!r}; rename it, or remove its folder "
-            "from PYTHONPATH and the current directory"
-        )
 
 
 def _fail(message: str) -> NoReturn:

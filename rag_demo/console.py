@@ -16,7 +16,6 @@ from rag_demo.printable import on_one_line
 from rag_demo.searching.results import SearchResult
 
 if TYPE_CHECKING:
-    from rag_demo.evaluate import Score
     from rag_demo.memory_comparison import MemoryRelease
 
 _TABLE_CHARS = 300  # of a result's text in a table
@@ -113,7 +112,7 @@ def _print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title, style="bold"), title_justify="left", expand=wide)
+    table = Table(expand=wide)
     for number, column in enumerate(columns):
         wraps = wide and number > 1
         right = not wraps and (wide or number > 0)
@@ -123,7 +122,7 @@ def _print_table(
         )  # fmt: skip
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(Text(title, style="bold"), table)
 
 
 def print_releases(releases: Sequence[MemoryRelease]) -> None:
@@ -143,8 +142,7 @@ def print_releases(releases: Sequence[MemoryRelease]) -> None:
     )  # fmt: skip
 
 
-def print_scores(title: str, scores: Mapping[str, Score]) -> None:
-    """Print a table of metrics with their intervals."""
-    rows = [(metric, f"{score.mean:.4f}", f"{score.low:.4f} to {score.high:.4f}")
-            for metric, score in scores.items()]  # fmt: skip
-    _print_table(on_one_line(title), ("metric", "mean", "95% interval"), rows)
+def print_scores(title: str, scores: Mapping[str, float]) -> None:
+    """Print a table of metrics."""
+    rows = [(metric, f"{score:.4f}") for metric, score in scores.items()]
+    _print_table(on_one_line(title), ("metric", "mean"), rows)

@@ -1,17 +1,17 @@
-"""Retrieval quality on a judged collection: nDCG, recall and MRR, with bootstrap intervals."""
+"""Retrieval quality on a judged collection: nDCG, recall and MRR."""
 
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rag_demo.documents.document import Document
+from rag_demo.documents.json_lines import read_json_lines
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import SourceError
 from rag_demo.vectors import Vectors
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Ranking = Sequence[str]
 _LAYOUT = "a collection has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as in BEIR"
-_RESAMPLES = 2000
 _DEPTH = 101  # one more than Recall@100 needs, because the query's own document is dropped
 
 
@@ -32,15 +31,6 @@ class JudgedCollection:
     documents: list[Document]
     queries: dict[str, str]
     judgements: dict[str, dict[str, int]]
-
-
-@dataclass(frozen=True)
-class Score:
-    """The mean of a metric over the queries, and its 95% bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 class NoEmbeddings:
@@ -71,13 +61,8 @@ def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
     Raises:
         SourceError: A file is missing, or a line is invalid.
     """
-    if not folder.is_dir():
-        raise SourceError(f"the folder '{folder}' was not found; {_LAYOUT}")
-    documents = []
-    for record in _lines(folder / "corpus.jsonl"):
-        title, text = record.get("title") or "", record.get("text") or ""
-        documents.append(Document(str(record["_id"]), f"{title} {text}".strip(), {"title": title}))
-    queries = {str(r["_id"]): str(r["text"]) for r in _lines(folder / "queries.jsonl")}
+    documents = _documents(folder / "corpus.jsonl")
+    queries = {each.id: each.text for each in _documents(folder / "queries.jsonl")}
     judgements: dict[str, dict[str, int]] = {}
     path = folder / "qrels" / f"{split}.tsv"
     try:
@@ -85,41 +70,27 @@ def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
             for row in csv.DictReader(file, delimiter="\t"):
                 grades = judgements.setdefault(row["query-id"], {})
                 grades[row["corpus-id"]] = int(row["score"])
+        judged = {name: queries[name] for name in judgements}
     except OSError as error:
         raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
     except (KeyError, ValueError, TypeError, csv.Error) as error:
-        raise SourceError(f"'{path}' cannot be read as judgements: {error!r}; {_LAYOUT}") from None
-    if missing := sorted(set(judgements) - set(queries)):
-        detail = f"judges the query {missing[0]!r}, which is not in queries.jsonl"
-        raise SourceError(f"'{path}' {detail}")
+        raise SourceError(f"'{path}' has wrong judgements or unknown queries: {error!r}") from None
     if not judgements:
         raise SourceError(f"'{path}' contains no judgements")
-    judged = {name: queries[name] for name in judgements}
     return JudgedCollection(documents, judged, judgements)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Read JSON lines, each with an id of its own and a text."""
-    records: dict[str, dict[str, Any]] = {}
-    number = 0
+def _documents(path: Path) -> list[Document]:
+    found = []
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):  # noqa: B007  (errors name it)
-                record = json.loads(line) if line.strip() else None
-                if (
-                    record is not None
-                    and records.setdefault(str(record["_id"]), record) is not record
-                ):
-                    raise ValueError(f"the _id {record['_id']!r} appears twice")
-                if record is not None and "text" not in record:
-                    raise KeyError("text")
+        with path.open("rb") as file:
+            for number, document in read_json_lines(file, name=path.name):
+                if isinstance(document, str):
+                    raise SourceError(f"'{path}:{number}': {document}")
+                found.append(document)
     except OSError as error:
         raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
-    except (KeyError, TypeError) as error:
-        raise SourceError(f'{path}:{number}: expected an object with "_id" and "text"') from error
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path}:{number} cannot be read as JSON lines: {error}") from None
-    return list(records.values())
+    return found
 
 
 def searching(retriever: Retriever, mode: str) -> Callable[[Sequence[str]], list[list[str]]]:
@@ -134,7 +105,7 @@ def searching(retriever: Retriever, mode: str) -> Callable[[Sequence[str]], list
 
 def evaluate(
     collection: JudgedCollection, search: Callable[[Sequence[str]], Sequence[Ranking]]
-) -> dict[str, Score]:
+) -> dict[str, float]:
     """Search for all queries, and average the metrics.
 
     As in BEIR, a document with the id of the query is dropped from its results, because in some
@@ -151,30 +122,18 @@ def evaluate(
         SourceError: ir-measures is not installed.
     """
     try:
-        import ir_measures
-        from ir_measures import RR, R, ScoredDoc, nDCG
+        from ir_measures import RR, R, ScoredDoc, calc_aggregate, nDCG
     except ImportError as error:
         raise SourceError(
             f"evaluating needs {error.name}; install it with: pip install '.[evaluate]', in a "
             "clone of torch-cleanup"
         ) from None
-    metrics = {"nDCG@10": nDCG @ 10, "Recall@100": R @ 100, "MRR@10": RR @ 10}
-    names = list(collection.queries)
     rankings = search(list(collection.queries.values()))
     run = [
         ScoredDoc(name, document, -float(place))
-        for name, ranking in zip(names, rankings, strict=True)
+        for name, ranking in zip(collection.queries, rankings, strict=True)
         for place, document in enumerate(each for each in ranking if each != name)
     ]
-    place_of = {name: place for place, name in enumerate(names)}
-    values = {name: np.zeros(len(names)) for name in metrics}
-    of_measure = {str(measure): name for name, measure in metrics.items()}
-    for found in ir_measures.iter_calc(list(metrics.values()), collection.judgements, run):
-        values[of_measure[str(found.measure)]][place_of[found.query_id]] = found.value
-    chance = np.random.default_rng(0)
-    samples = chance.integers(0, len(names), (_RESAMPLES, len(names)))
-    scores = {}
-    for metric, each in values.items():
-        low, high = np.percentile(each[samples].mean(axis=1), [2.5, 97.5])
-        scores[metric] = Score(float(each.mean()), float(low), float(high))
-    return scores
+    metrics = {"nDCG@10": nDCG @ 10, "Recall@100": R @ 100, "MRR@10": RR @ 10}
+    scores = calc_aggregate(list(metrics.values()), collection.judgements, run)
+    return {name: float(scores[metric]) for name, metric in metrics.items()}

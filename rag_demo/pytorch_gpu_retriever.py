@@ -7,7 +7,7 @@ variables refer to it.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from rag_demo.retriever import BasicEmbedder, LocalRetriever
 from rag_demo.stores.local import LocalStore
@@ -67,15 +67,6 @@ class PyTorchGPURetriever(LocalRetriever):
         # The first search creates the tensor in here.
         vectors = TensorVectors(self.device, dtype, memory_budget)
         super().__init__(embedding_model, LocalStore(vectors, language))
-
-    @property
-    def embeddings_tensor(self) -> Any:
-        """The vectors on the device: shape (n, d). None if empty, streamed or closed.
-
-        The tensor includes all changes so far, which may need a copy.
-        """
-        vectors = self.store.compact(lambda rows: cast(TensorVectors, rows).in_one_tensor())
-        return None if vectors is None else cast(TensorVectors, vectors).tensor
 
     def _release(self) -> None:
         # Runs once, while torch is intact: at close, at garbage collection, or at exit.

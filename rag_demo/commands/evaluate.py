@@ -16,9 +16,8 @@ from rag_demo.commands.options import (
     mode_option,
     model_option,
     open_model,
-    open_retriever,
 )
-from rag_demo.places import load_manifest, open_indexes
+from rag_demo.places import load_manifest, make_retriever, open_indexes
 
 
 @click.command()
@@ -34,9 +33,6 @@ from rag_demo.places import load_manifest, open_indexes
 @mode_option
 @dtype_option
 @click.option(
-    "--passages/--no-passages", default=True, help="Embed the passages of long documents too."
-)
-@click.option(
     "--split", default="test", show_default=True, help="Read judgements from qrels/SPLIT.tsv."
 )
 @model_option
@@ -46,7 +42,6 @@ def evaluate(
     places: tuple[Any, ...],
     mode: str,
     dtype: str,
-    passages: bool,
     split: str,
     model: str | None,
     **embedding: Any,
@@ -66,15 +61,13 @@ def evaluate(
         embedder: Any = NoEmbeddings(made_by)
         if mode != "bm25":
             embedder = stack.enter_context(open_model(model, dtype, **embedding))
-        make = partial(open_retriever, "torch", embedder, device)
+        make = partial(make_retriever, "torch", embedder, device)
         if places:
             retriever = open_indexes(places, embedder, make, stack)
         else:
             retriever = stack.enter_context(make())
             with progress("embedding", len(collection.documents)) as advance:
-                _, texts, metadata, _ = zip(*collection.documents, strict=True)
-                ids = [document.id for document in collection.documents]
-                passages = passages and mode != "bm25"
-                retriever.add(texts, metadata, ids, passages=passages, on_progress=advance)
+                ids, texts, metadata, _ = zip(*collection.documents, strict=True)
+                retriever.add(texts, metadata, ids, passages=mode != "bm25", on_progress=advance)
         scores = evaluate(collection, searching(retriever, mode))
     print_scores(f"{folder.name}, {mode}, {len(collection.queries)} questions", scores)

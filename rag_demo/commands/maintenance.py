@@ -77,13 +77,12 @@ def get(folder: Path, ids: tuple[str, ...]) -> None:
 @click.command("list")
 @folder_argument
 @where_option("List the texts that match, such as source=old.md; see rag-demo search --help.")
-@click.option("--limit", type=click.IntRange(1), help="List so many texts at most.")
 @json_option
-def list_texts(folder: Path, conditions: tuple[str, ...], limit: int | None, as_json: bool) -> None:
+def list_texts(folder: Path, conditions: tuple[str, ...], as_json: bool) -> None:
     """List the texts of the index in DIR: each ID with the beginning of its text."""
     where = parse_conditions(conditions)
     with contextlib.closing(open_saved(folder)) as saved:
-        names = (list(saved.ids()) if where is None else saved.matching(where))[:limit]
+        names = list(saved.ids()) if where is None else saved.matching(where)
         if where is not None and not names:
             explain(where, [folder])
         for start in range(0, len(names), _LISTED_AT_ONCE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,20 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rag_demo import places
-from rag_demo.errors import RagDemoError
 from rag_demo.printable import on_one_line, printable
 from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
-
-
-def _check_device(context: click.Context, option: click.Parameter, device: str | None) -> Any:
-    if device is None or re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", device):
-        return device
-    raise click.BadParameter(
-        f"the device {device!r} is unknown; use cpu, cuda, mps or xpu, or a number as in cuda:1"
-    )
 
 
 def as_place(context: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -53,7 +43,6 @@ made_by_option = click.option(
 )
 device_option = click.option(
     "--device",
-    callback=_check_device,
     help="Device to compute on: cpu, cuda, cuda:1, mps or xpu. [default: the best available]",
 )
 dtype_option = click.option(
@@ -62,13 +51,6 @@ dtype_option = click.option(
     default="float32",
     show_default=True,
     help="Dtype of the model; bfloat16 is faster on processors that support it.",
-)
-retriever_option = click.option(
-    "--retriever",
-    type=click.Choice(["torch", "faiss"]),
-    default="torch",
-    show_default=True,
-    help="Library that searches the vectors.",
 )
 mode_option = click.option(
     "--mode",
@@ -119,19 +101,3 @@ def open_saved(place: Any) -> Any:
     store = LocalStore(TensorVectors("cpu", "float32", None))
     store.load(place)
     return store
-
-
-def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
-    """Create a retriever of the kind "torch" or "faiss".
-
-    Raises:
-        RagDemoError: The device cannot be used.
-    """
-    if kind == "torch" and device is not None:
-        import torch
-
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:  # AssertionError: torch has no CUDA.
-            raise RagDemoError(f"the device {device!r} cannot be used: {error}") from None
-    return places.make_retriever(kind, embedder, device)

@@ -17,14 +17,12 @@ from rag_demo.commands.options import (
     folder_argument,
     made_by_option,
     mode_option,
-    open_retriever,
-    retriever_option,
     top_k_option,
     warn,
 )
 from rag_demo.commands.where_option import explain, parse_conditions, where_option
 from rag_demo.errors import RagDemoError
-from rag_demo.places import load_manifest, open_indexes
+from rag_demo.places import load_manifest, make_retriever, open_indexes
 
 _BATCH = 256  # queries from a pipe that are searched together
 
@@ -46,7 +44,6 @@ _BATCH = 256  # queries from a pipe that are searched together
     help="Lowest score of a result. Makes --mode dense the default, whose scores are cosines.",
 )
 @mode_option
-@retriever_option
 @click.option("--rerank", metavar="MODEL", help="A cross-encoder that orders the best again.")
 @click.option(
     "--weights",
@@ -68,7 +65,6 @@ def search(
     conditions: tuple[str, ...],
     min_score: float | None,
     mode: str,
-    retriever: str,
     rerank: str | None,
     weights: tuple[float, float],
     as_json: bool,
@@ -106,9 +102,8 @@ def search(
         if mode != "bm25":
             name, dtype = model or (made_by and made_by.name), made_by and made_by.dtype
             embedder = stack.enter_context(EmbeddingModel(name, device=device, dtype=dtype))
-        opened = open_indexes(
-            places, embedder, partial(open_retriever, retriever, embedder, device), stack
-        )
+        make = partial(make_retriever, "torch", embedder, device)
+        opened = open_indexes(places, embedder, make, stack)
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         while batch is not None:
             try:

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO
 
 MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JSON
 _HEAD_BYTES = 8192  # in which a binary file shows itself
 _NEVER_READ = frozenset({"__pycache__", "node_modules"})
 
-NOT_TEXT = "that is not UTF-8 text"
+NOT_TEXT = "not UTF-8 text"
 UNKNOWN_KIND = "of an unsupported type"
-EXCLUDED = "that is excluded"
-CANNOT_BE_READ = "that cannot be read"
-NOT_REGULAR = "that is not a regular file"
+EXCLUDED = "excluded"
+CANNOT_BE_READ = "unreadable"
+NOT_REGULAR = "not a regular file"
 EMPTY = "without text"
-_TOO_LARGE = f"of more than {MOST_BYTES >> 20} MB"
-_EXPECTED = frozenset({UNKNOWN_KIND, EXCLUDED, EMPTY})
-_NAMES = 3  # that are listed for an expected reason
-_MORE_NAMES = 20  # that are listed for another reason, because the user may want to fix them
-_KINDS = 8  # suffixes that are listed for a reason
+TOO_LARGE = f"of more than {MOST_BYTES >> 20} MB"
+_NAMES = 10  # that are listed for a reason
 
 
 class Skipped:
-    """What was skipped: counts by reason and suffix, and the first names."""
+    """What was skipped: counts by reason, and the first names."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, Counter[str]] = {}
+        self._counts: Counter[str] = Counter()
         self._names: dict[str, list[str]] = {}
 
     def add(self, name: str, reason: str, detail: object = "") -> None:
@@ -40,44 +36,30 @@ class Skipped:
 
         Args:
             name: A file, a folder (ends with "/") or a line (ends with ":" and its number).
-            reason: One of a few reasons; it continues "a file".
+            reason: One of a few reasons, such as "not UTF-8 text".
             detail: The details of this case.
         """
-        is_line = re.search(r":\d+$", name)
-        kind = (
-            "folder" if name.endswith("/") else "line" if is_line else PurePath(name).suffix.lower()
-        )
-        self._counts.setdefault(reason, Counter())[kind or "without suffix"] += 1
+        self._counts[reason] += 1
         names = self._names.setdefault(reason, [])
-        if len(names) < (_NAMES if reason in _EXPECTED else _MORE_NAMES):
+        if len(names) < _NAMES:
             names.append(f"{name}: {detail}" if detail else name)
 
     def __len__(self) -> int:
-        return sum(counts.total() for counts in self._counts.values())
+        return self._counts.total()
 
     def __str__(self) -> str:
-        """Return one line with all reasons, the expected ones last."""
-        reasons = sorted(self._counts, key=lambda reason: (reason in _EXPECTED, reason))
-        return f"skipped {len(self)}: " + "; ".join(map(self._describe, reasons))
-
-    def _describe(self, reason: str) -> str:
-        counts, names = self._counts[reason], self._names[reason]
-        kinds = [f"{count} {kind}{'s' * (kind in ('folder', 'line') and count != 1)}"
-                 for kind, count in counts.most_common(_KINDS)]  # fmt: skip
-        if len(counts) > _KINDS:
-            kinds.append("others")
-        if counts.total() > len(names):
-            names = [*names, "..."]
-        if counts.total() > 1:
-            reason = reason.replace("that is ", "that are ")
-        return f"{', '.join(kinds)} {reason} ({', '.join(names)})"
+        """Return one line with all reasons."""
+        more = {True: ", ...", False: ""}
+        parts = (f"{count} {reason} ({', '.join(self._names[reason])}{more[count > _NAMES]})"
+                 for reason, count in sorted(self._counts.items()))  # fmt: skip
+        return f"skipped {len(self)}: {'; '.join(parts)}"
 
 
 class UnreadableError(Exception):
     """A file cannot be read.
 
     Attributes:
-        reason: One of a few reasons; it continues "a file".
+        reason: One of a few reasons, such as "not UTF-8 text".
         detail: The details of this case.
     """
 
@@ -111,14 +93,14 @@ def find_files(
     for where, folders, files in os.walk(folder, onerror=on_error):
         prefix = named(where)
         if any(map(_is_database, files)):
-            skipped.add(prefix or f"{folder}/", "that is a saved index")
+            skipped.add(prefix or f"{folder}/", "a saved index")
             folders.clear()
             continue
         for each in (below := [each for each in sorted(folders) if _is_read(each)]).copy():
             is_excluded = _matches(prefix + each, exclude)
             # Unlike Path.is_symlink, it accepts names that are too long.
             if is_excluded or os.path.islink(f"{where}/{each}"):  # noqa: PTH114
-                skipped.add(f"{prefix}{each}/", EXCLUDED if is_excluded else "that is a link")
+                skipped.add(f"{prefix}{each}/", EXCLUDED if is_excluded else "a link")
                 below.remove(each)
         folders[:] = below
         for each in filter(_is_read, sorted(files)):
@@ -185,7 +167,7 @@ def read_bytes(path: Path, *, is_text: bool = True) -> bytes:
         except OSError as error:
             raise UnreadableError(CANNOT_BE_READ, error.strerror) from None
     if len(content) > MOST_BYTES:
-        raise UnreadableError(_TOO_LARGE)
+        raise UnreadableError(TOO_LARGE)
     return content
 
 
@@ -196,7 +178,7 @@ def to_text(content: bytes) -> str:
         UnreadableError: The text is too long, is not UTF-8, or contains a null character.
     """
     if len(content) > MOST_BYTES:
-        raise UnreadableError(_TOO_LARGE)
+        raise UnreadableError(TOO_LARGE)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

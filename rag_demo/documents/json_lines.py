@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from rag_demo.documents.document import Document
-from rag_demo.documents.files import CANNOT_BE_READ, MOST_BYTES, UnreadableError
+from rag_demo.documents.files import MOST_BYTES, TOO_LARGE, UnreadableError
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.errors import short_repr
 
@@ -17,7 +17,7 @@ def read_json_lines(
 ) -> Iterator[tuple[int, Document | str]]:
     """Yield the number of each line, and its document or an error message.
 
-    Lines are read one by one. A line longer than `MOST_BYTES` is an error.
+    Lines are read one by one.
 
     Args:
         file: The lines.
@@ -29,15 +29,15 @@ def read_json_lines(
         unnamed: The prefix of ids that are numbers of lines.
 
     Raises:
-        UnreadableError: Reading fails.
+        UnreadableError: A line has more than `MOST_BYTES`.
     """
     seen: set[str] = set()
-    for number, (line, is_too_long) in enumerate(_lines(file), start=1):
+    for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES + 1), b""), start=1):
+        if len(line) > MOST_BYTES:
+            raise UnreadableError(f"with a line {TOO_LARGE}")
         if not line.strip():
             continue
         try:
-            if is_too_long:
-                raise ValueError(f"longer than {MOST_BYTES >> 20} MB")
             document = _document(line, number, text_field, name, unnamed)
             document = document._replace(id=f"{ids}{document.id}")
             if document.id in seen:
@@ -46,18 +46,6 @@ def read_json_lines(
             yield number, document
         except ValueError as error:
             yield number, str(error)
-
-
-def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the lines, and whether they are too long."""
-    try:
-        while line := file.readline(MOST_BYTES + 1):
-            end = line
-            while len(end) > MOST_BYTES and not end.endswith(b"\n"):
-                end = file.readline(MOST_BYTES + 1)
-            yield line, len(line) > MOST_BYTES
-    except OSError as error:
-        raise UnreadableError(CANNOT_BE_READ, error.strerror) from None
 
 
 def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str) -> Document:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -106,53 +106,48 @@ def read_source(
         raise SourceError("the source is empty; name a folder or a file")
     path = Path(source)
     if path.is_dir():
-        return _read_folder(path, skipped, reading)
+        files = find_files(path, skipped, include=reading.include, exclude=reading.exclude)
+        return _read_files(files, skipped, reading, is_folder=True)
     if path.is_file():
         if path.suffix.lower() not in _SUFFIXES and not reading.include:
             known = " ".join(suffix for suffix in _SUFFIXES if suffix)
             raise SourceError(f"'{path}' has an unsupported file type; supported: {known}")
-        return _read_named(path, skipped, reading)
+        return _read_files([(path, path.name)], skipped, reading, is_folder=False)
     if path.exists():
         raise SourceError(f"'{path}' is neither a file nor a folder; pipe it to: rag-demo index -")
     raise SourceError(f"'{source}' does not exist; name a folder or a file")
 
 
-def _read_folder(folder: Path, skipped: Skipped, reading: Reading) -> Iterator[Document]:
-    found = find_files(folder, skipped, include=reading.include, exclude=reading.exclude)
-    for path, name in found:
-        if path.suffix.lower() not in _SUFFIXES and not reading.include:
+def _read_files(
+    files: Iterable[tuple[Path, str]], skipped: Skipped, reading: Reading, *, is_folder: bool
+) -> Iterator[Document]:
+    """Read files. What cannot be read is skipped in a folder, and else an error."""
+    for path, name in files:
+        place, suffix = full_path(path), path.suffix.lower()
+        if suffix not in _SUFFIXES and not reading.include:
             skipped.add(name, UNKNOWN_KIND)
             continue
         try:
-            yield from _read_file(path, name, skipped, reading)
-        except UnreadableError as error:
-            skipped.add(name, error.reason, error.detail)
-
-
-def _read_named(path: Path, skipped: Skipped, reading: Reading) -> Iterator[Document]:
-    try:
-        if path.suffix.lower() in _LINES:
-            with open_file(path) as file:
-                yield from _read_lines(file, path.name, str(path), reading, path=full_path(path))
-        else:
-            yield from _read_file(path, path.name, skipped, reading)
-    except UnreadableError as error:
-        raise SourceError(f"'{path}' cannot be indexed: it is a file {error}") from None
-
-
-def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Iterator[Document]:
-    """Read a file of any known kind. Invalid JSON lines are skipped."""
-    place, is_empty = full_path(path), True
-    if path.suffix.lower() in _LINES:
-        with open_file(path) as file:
-            yield from _read_lines(file, name, name, reading, path=place, skipped=skipped)
-    else:
-        for document in _documents_of(path, name, reading):
-            is_empty = False
-            yield _with(document, place, path=place)
-        if is_empty:
-            skipped.add(name, EMPTY)
-    reading.on_read(place)
+            if suffix in _LINES:
+                with open_file(path) as file:
+                    only = skipped if is_folder else None
+                    label = name if is_folder else str(path)
+                    yield from _read_lines(file, name, label, reading, path=place, skipped=only)
+            else:
+                found = [_with(each, place, path=place) for each in _documents(path, name, reading)]
+                yield from found
+                if not found:
+                    skipped.add(name, EMPTY)
+        except (UnreadableError, OSError) as error:
+            if not is_folder:
+                raise SourceError(f"'{path}' cannot be indexed: {error}") from None
+            reason, detail = CANNOT_BE_READ, getattr(error, "strerror", "")
+            if isinstance(error, UnreadableError):
+                reason, detail = error.reason, error.detail
+            skipped.add(name, reason, detail)
+            continue
+        if is_folder or suffix not in _LINES:
+            reading.on_read(place)
 
 
 def _with(document: Document, file: str | None, **more: object) -> Document:
@@ -160,7 +155,7 @@ def _with(document: Document, file: str | None, **more: object) -> Document:
     return document._replace(metadata={**more, **document.metadata}, file=file)
 
 
-def _documents_of(path: Path, name: str, reading: Reading) -> Iterator[Document]:
+def _documents(path: Path, name: str, reading: Reading) -> Iterator[Document]:
     suffix = path.suffix.lower()
     content = read_bytes(path, is_text=suffix != ".pdf")
     if suffix == ".pdf":
@@ -181,7 +176,7 @@ def _extract(kind: str, read: Callable[[], ExtractedText]) -> ExtractedText:
     except MissingReaderError as error:
         raise UnreadableError(CANNOT_BE_READ, error) from None
     except ValueError as error:
-        raise UnreadableError(f"that is not a valid {kind}", error) from None
+        raise UnreadableError(f"not a valid {kind}", error) from None
 
 
 def _passages(
@@ -217,7 +212,7 @@ def _read_lines(
         elif skipped is None:
             raise SourceError(f"{label}:{number}: {found}")
         else:
-            skipped.add(f"{label}:{number}", "that is not a document", found)
+            skipped.add(f"{label}:{number}", "not a document", found)
 
 
 def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Document]:
@@ -233,4 +228,4 @@ def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Docume
         for document in _passages(text, name, reading, has_headings=True):
             yield document._replace(file=name)
     except UnreadableError as error:
-        raise SourceError(f"standard input cannot be indexed: it is data {error}") from None
+        raise SourceError(f"standard input cannot be indexed: {error}") from None

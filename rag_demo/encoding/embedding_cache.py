@@ -61,13 +61,10 @@ class EmbeddingCache:
                 marks = ",".join("?" * len(batch))
                 query = f"SELECT key, vector FROM embeddings WHERE key IN ({marks})"
                 found.update(connection.execute(query, batch))
-            whole = {
-                key: data[:-4] for key, data in found.items() if data == _sealed(key, data[:-4])
-            }
             return {
-                key: np.frombuffer(data, np.float32)
-                for key, data in whole.items()
-                if len(data) == 4 * dimension
+                key: np.frombuffer(data[:-4], np.float32)
+                for key, data in found.items()
+                if len(data) == 4 * dimension + 4 and data == _sealed(key, data[:-4])
             }
 
         return self._try(read) or {}
@@ -79,16 +76,12 @@ class EmbeddingCache:
             keys: The keys, see `make_key`.
             vectors: Shape (n, d), float32.
         """
-        rows = [
-            (key, _sealed(key, each.tobytes())) for key, each in zip(keys, vectors, strict=True)
-        ]
+        pairs = zip(keys, vectors, strict=True)
+        rows = [(key, _sealed(key, each.tobytes())) for key, each in pairs]
 
         def write(connection: sqlite3.Connection) -> None:
             with connection:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(
-                    "INSERT OR REPLACE INTO embeddings (key, vector) VALUES (?, ?)", rows
-                )
+                connection.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", rows)
 
         self._try(write)
 
@@ -112,9 +105,7 @@ class EmbeddingCache:
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(
-            self._path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
-        )
+        connection = sqlite3.connect(self._path, timeout=BUSY_S, check_same_thread=False)
         try:
             if connection.execute(_OTHERS).fetchone():
                 raise OSError("it is another program's database; move it away")

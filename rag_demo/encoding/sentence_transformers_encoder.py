@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +42,20 @@ class SentenceTransformersEncoder(nn.Module):
         super().__init__()
         try:
             from sentence_transformers import SentenceTransformer
+            from transformers.utils import logging
         except ImportError as error:
             raise ModelError(
                 f"sentence-transformers cannot be imported ({error}); "
                 "install it with: pip install '.[rag]', in a clone of torch-cleanup"
             ) from None
-        with _without_progress_bars():
-            self.model = SentenceTransformer(
-                path,
-                device=device,
-                local_files_only=Path(path).exists(),
-                trust_remote_code=trust_remote_code,
-                model_kwargs={"dtype": dtype},
-            )
+        logging.disable_progress_bar()  # It would be drawn on stderr.
+        self.model = SentenceTransformer(
+            path,
+            device=device,
+            local_files_only=Path(path).exists(),
+            trust_remote_code=trust_remote_code,
+            model_kwargs={"dtype": dtype},
+        )
         self.model.prompts.update(prompts or {})
         self.eval()
 
@@ -98,17 +98,3 @@ class SentenceTransformersEncoder(nn.Module):
             show_progress_bar=False,
         ).astype("float32", copy=False)
         return vectors
-
-
-@contextlib.contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing a bar on stderr while it loads weights."""
-    from transformers.utils import logging as transformers_logging
-
-    was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers_logging.enable_progress_bar()

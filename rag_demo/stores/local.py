@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -182,24 +181,6 @@ class LocalStore:
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ResourceClosedError("this store is closed")
-
-    def compact(self, change: Callable[[VectorRows], VectorRows]) -> VectorRows | None:
-        """Drop the rows of deleted documents, and put the vectors into another form.
-
-        Args:
-            change: Returns the same vectors in another form.
-
-        Returns:
-            The vectors; None without documents, or if they stay in a file.
-        """
-        with self._changing:
-            snapshot = self._snapshot
-            if not snapshot.count or snapshot.vectors.stays_in_file:
-                return None
-            if not snapshot.live_rows.all():
-                snapshot = snapshot.copied()
-            self._snapshot = replace(snapshot, vectors=change(snapshot.vectors))
-            return self._snapshot.vectors
 
     def save(self, folder: Path, identity: ModelIdentity, *, overwrite: bool = False) -> None:
         """See `rag_demo.retriever.LocalRetriever.save`."""

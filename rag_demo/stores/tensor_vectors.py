@@ -33,7 +33,6 @@ class TensorVectors:
         host: The other float32 vectors.
         copy: Copies of the first rows on the device.
         streamed: The vectors in the file, if they exceed the memory budget.
-        tensor: The tensor that `PyTorchGPURetriever.embeddings_tensor` returned.
     """
 
     device: str
@@ -43,7 +42,6 @@ class TensorVectors:
     host: GrowableRows | None = None
     copy: GrowingScan | None = None
     streamed: Scan | None = None
-    tensor: Any = None
 
     @property
     def dimension(self) -> int:
@@ -73,8 +71,7 @@ class TensorVectors:
     @property
     def tensors(self) -> list[Any]:
         """All tensors, to release them."""
-        copies = [] if self.copy is None else [*self.copy.scan.tensors]
-        return copies if self.tensor is None else [*copies, self.tensor]
+        return [] if self.copy is None else [*self.copy.scan.tensors]
 
     def empty_copy(self) -> TensorVectors:
         """See `VectorRows`."""
@@ -110,29 +107,10 @@ class TensorVectors:
             result[~is_first] = self.host.rows.take(rows[~is_first] - self._host_start, axis=0)
         return result
 
-    def in_one_tensor(self) -> TensorVectors:
-        """Return the same vectors with ``tensor`` set to all rows, on the device."""
-        import torch
-
-        if not self._in_host:
-            whole = self._copied(self.dtype, len(self)).scan.vectors
-            if len(whole) < len(self):  # The last block is incomplete.
-                rest = self.take(np.arange(len(whole), len(self)))
-                whole = torch.cat([whole, make_scan(rest, self.dtype, self.device).vectors])
-            return replace(self, tensor=whole)
-        if self.tensor is not None and len(self.tensor) == len(self):
-            return self
-        host = self.host
-        if self.saved is not None or host is None:
-            host = GrowableRows(self.take(np.arange(len(self))))
-        return replace(self, saved=None, host=host, tensor=torch.from_numpy(host.rows))
-
     def storage(self) -> tuple[str, str, int]:
         """See `VectorRows`."""
-        nbytes = 4 * len(self) * self.dimension
-        if self.copy is not None:
-            nbytes += sum(each.numel() * each.element_size() for each in self.copy.scan.tensors)
-        return self.device, self.dtype, nbytes
+        nbytes = sum(each.numel() * each.element_size() for each in self.tensors)
+        return self.device, self.dtype, nbytes + 4 * len(self) * self.dimension
 
     def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
         """See `VectorRows`."""

@@ -67,8 +67,8 @@ def test_index_says_how_many_texts_there_are_and_what_was_skipped(
     result = rag_demo(*command)
     assert result.stdout.startswith(f"indexed {len(texts(tmp_path / 'i'))} texts of ")
     assert result.stderr.startswith("rag-demo: skipped 2: ")
-    assert "1 .txt that is not UTF-8 text (latin.txt)" in result.stderr
-    assert "1 .bin of an unsupported type (x.bin)" in result.stderr
+    assert "1 not UTF-8 text (latin.txt)" in result.stderr
+    assert "1 of an unsupported type (x.bin)" in result.stderr
     assert "unchanged" not in result.stdout
     assert "unchanged" in succeed(*command)
 
@@ -286,8 +286,7 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         ("search", index, "q", "--top-k", "x"): ("--top-k", "'x'"),
         ("search", index): ("no question given",),
         ("search", index, " "): ("question is empty",),
-        ("search", index, "q", "--device", "nonsense"): ("'nonsense'", "use cpu, cuda"),
-        ("search", index, "q", "--device", "cuda:99", "--mode", "bm25"): ("device",),
+        ("search", index, "q", "--device", "nonsense"): ("cannot be loaded: ", "nonsense"),
         ("search", index, "q", "--where", "lang"): ("'lang' is not a condition",),
         ("search", index, "q", "--where", "lang==en"): ("'lang==en' is not a condition", "quotes"),
         ("search", index, "q", "--where", "$or=1"): ("cannot be '$or'",),
@@ -298,8 +297,7 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         ("search", index, "q", "--where", "year=>2000"): ("'year=>2000' is not a condition",),
         ("delete", index, "--where", "year>>2000"): ("'year>>2000' is not a condition",),
         ("delete", index): ("nothing to delete",),
-        ("evaluate", tmp_path / "nowhere"): ("nowhere' was not found", "corpus.jsonl", "qrels/"),
-        ("index", "json", "--out", out, "--device", "gpu"): ("'gpu'", "use cpu, cuda"),
+        ("evaluate", tmp_path / "nowhere"): ("corpus.jsonl' cannot be read", "qrels/"),
         ("info", empty): (f"there is no index in '{empty}'",),
         ("nonsense",): ("No such command 'nonsense'",),
     }
@@ -330,7 +328,6 @@ def test_search_by_words_needs_no_model(index: Path) -> None:
 def test_texts_are_listed_and_printed_by_id(index: Path) -> None:
     lines = succeed("list", index, "--where", "year>=2020").splitlines()
     assert lines == ["c.jsonl#2\trecord number 2", "c.jsonl#3\trecord number 3"]
-    assert len(succeed("list", index, "--limit", "3").splitlines()) == 3
     listed = [json.loads(line) for line in succeed("list", index, "--json").splitlines()]
     assert len(listed) == info(index)["texts"]
     (found,) = succeed("get", index, "c.jsonl#2").splitlines()

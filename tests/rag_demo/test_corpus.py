@@ -56,7 +56,7 @@ def test_folder_is_read(tmp_path: Path) -> None:
     assert "Visible & readable paragraph." in by_source["c.html"]["text"]
     assert "hidden" not in by_source["c.html"]["text"]
     assert "def f()" in by_source["d.py"]["text"]
-    assert "skipped 1: 1 .png of an unsupported type (image.png)" in said
+    assert "skipped 1: 1 of an unsupported type (image.png)" in said
 
 
 def test_other_kinds_of_files_are_read(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_other_kinds_of_files_are_read(tmp_path: Path) -> None:
     assert found["e.HTML#0"]["metadata"]["anchor"] == "p1"
     paths = {each["metadata"]["path"] for each in found.values()}
     assert paths == {str(path) for path in tmp_path.iterdir()}
-    assert "2 lines that are not a document (d.jsonl:2: not JSON" in said
+    assert "2 not a document (d.jsonl:2: not JSON" in said
 
 
 @pytest.mark.parametrize("content", [b"\r\n# A\r\n\r\nwords\r\n", b"\xef\xbb\xbf# A\n\nwords\n"])
@@ -168,7 +168,7 @@ def test_pdf_results_name_the_page(tmp_path: Path) -> None:
     found, said = read(tmp_path)
     assert found["a.pdf#0"]["metadata"]["page"] == 1
     assert any("port" in each["text"] for each in found.values())
-    assert "1 .pdf that is not a valid PDF (b.pdf: " in said
+    assert "1 not a valid PDF (b.pdf: " in said
 
 
 def command(*arguments: str | Path, before: str) -> Any:
@@ -209,8 +209,8 @@ def test_unreadable_files_are_listed(tmp_path: Path) -> None:
         "locked/: Permission denied",
         "secret.txt: Permission denied",
         "nothing.txt: No such file",
-        "that is not a regular file (pipe.txt)",
-        "1 folder that is a link (round/)",
+        "1 not a regular file (pipe.txt)",
+        "1 a link (round/)",
         "MB (large.md)",
     ):
         assert named in result.stderr, named
@@ -238,4 +238,4 @@ def test_index_within_the_folder_is_not_read(tmp_path: Path) -> None:
         result = rag_demo("index", tmp_path, "--out", tmp_path / "index", *TINY)
         assert result.returncode == 0, str(result)
     assert [each["text"] for each in documents(tmp_path / "index").values()] == ["words"]
-    assert "1 folder that is a saved index (index/)" in result.stderr
+    assert "1 a saved index (index/)" in result.stderr

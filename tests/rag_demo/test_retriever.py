@@ -140,14 +140,3 @@ def test_copy_of_another_dtype_keeps_the_float32_vectors(dtype: str) -> None:
         retriever.add([f"{'abc' * (n + 1)}" for n in range(128)])
         assert retriever.search("abc", 1, mode="dense")[0].score == pytest.approx(1, abs=1e-6)
         assert nbytes <= retriever.stats().nbytes < 1.2 * nbytes
-
-
-def test_embeddings_tensor_has_all_vectors() -> None:
-    with PyTorchGPURetriever(LetterModel(), device="cpu") as retriever:
-        assert retriever.embeddings_tensor is None
-        retriever.add([f"{'ab' * (n + 1)}" for n in range(50)])
-        retriever.add(["echo"])
-        retriever.delete(["3"])
-        tensor = retriever.embeddings_tensor
-        assert tensor is not None and tensor.shape == (50, 26)
-        assert tensor is retriever.embeddings_tensor

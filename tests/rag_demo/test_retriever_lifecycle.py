@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from support.programs import run_forked
@@ -119,25 +120,27 @@ def test_closed_retriever_has_no_files_open(kind: Any, tmp_path: Path) -> None:
 
 
 def test_close_empties_the_tensor_in_place() -> None:
-    retriever = PyTorchGPURetriever(Model())
+    def tensors() -> list[torch.Tensor]:
+        return [each for each in gc.get_objects() if type(each) is torch.Tensor
+                and each.dtype == torch.bfloat16 and each.numel()]  # fmt: skip
+
+    before = len(tensors())
+    retriever = PyTorchGPURetriever(Model(), device="cpu", dtype="bfloat16")
     fill(retriever, texts_to_add())
-    tensor = retriever.embeddings_tensor
-    assert tensor.shape == (COUNT, Model.dimension)
+    retriever.search("number1", mode="dense")
+    assert len(tensors()) > before
     retriever.close()
-    assert retriever.embeddings_tensor is None
-    assert tensor.numel() == 0
+    assert len(tensors()) == before
 
 
 def test_close_empties_the_faiss_index_in_place() -> None:
     import faiss
 
-    def indexes() -> list[Any]:
-        return [each for each in gc.get_objects() if type(each) is faiss.IndexFlatIP]
-
-    before = indexes()
+    before = {id(each) for each in gc.get_objects() if type(each) is faiss.IndexFlatIP}
     retriever = FaissRetriever(Model())
     fill(retriever, texts_to_add())
-    (index,) = (each for each in indexes() if not any(each is old for old in before))
+    (index,) = (each for each in gc.get_objects()
+                if type(each) is faiss.IndexFlatIP and id(each) not in before)  # fmt: skip
     assert index.ntotal == COUNT
     retriever.close()
     with pytest.raises(ReleasedError, match="was released"):
