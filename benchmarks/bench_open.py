@@ -23,7 +23,7 @@ from benchmarks.results_file import write
 from rag_demo import PyTorchGPURetriever
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.stores.writer import IndexWriter
+from rag_demo.stores.index_folder import IndexWriter
 from torch_utils import measuring, memory_snapshot
 
 ROUNDS = 5
@@ -81,7 +81,6 @@ def main() -> None:
                 writer.clear(ModelIdentity("bench"))
                 wholes = np.zeros((count, 2), np.int32)
                 writer.append(enumerate(documents), np.arange(count), wholes, [vectors], count)
-                writer.prepare()
                 writer.commit()
         row = {"save_s": taken.median_s}
         row["index_bytes"] = sum(path.stat().st_size for path in folder.iterdir())

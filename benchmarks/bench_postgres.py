@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -38,7 +37,7 @@ def quality(url, collection, model):
         retriever.build_index()
         for mode in ("bm25", "dense", "hybrid"):
             scores = evaluate(collection, searching(retriever, mode))
-            rows[mode] = {metric: asdict(score) for metric, score in scores.items()}
+            rows[mode] = {metric: {"mean": score} for metric, score in scores.items()}
             print(mode, rows[mode])
         texts = list(collection.queries.values())[:100]
         queries = model.embed_queries(texts)
@@ -72,7 +71,7 @@ def scale(url, base, queries, count, identity):
             retriever.store.upsert(batch)
             written_s += time.perf_counter() - start_s
         result["rows_per_s"] = count / written_s
-        result["bytes"] = retriever.store.size()[1]
+        result["bytes"] = retriever.stats().nbytes
     exact = {}
     for kind in KINDS:
         with PgVectorRetriever(_Named(identity), url, "scale", approximate=kind) as retriever:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rag_demo.retriever import Retriever as Retriever
     from rag_demo.retriever import SearchResult as SearchResult
     from rag_demo.sharded_retriever import ShardedRetriever as ShardedRetriever
-    from rag_demo.stores.embed import embed as embed
+    from rag_demo.stores.ingest import embed as embed
     from rag_demo.stores.store import EmbeddedBatch as EmbeddedBatch
     from rag_demo.stores.store import Store as Store
 
@@ -34,7 +34,7 @@ _MODULE_OF = {
     "PyTorchGPURetriever": "pytorch_gpu_retriever",
     "Reranker": "reranker",
     "ShardedRetriever": "sharded_retriever",
-    "embed": "stores.embed",
+    "embed": "stores.ingest",
 }
 __all__ = sorted(_MODULE_OF)
 

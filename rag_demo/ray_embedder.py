@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -77,7 +78,8 @@ class RayEmbedder(Resource):
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads: ThreadPoolExecutor | None = None
         self._folder = ""
-        self._progressed_s = 0.0
+        self._started_s = self._progressed_s = 0.0
+        self._embedded: Counter[int] = Counter()  # texts, by the id() of the actor
         self.dimension = 0
 
     @property
@@ -94,6 +96,12 @@ class RayEmbedder(Resource):
     def actors(self) -> int:
         """How many actors there are now."""
         return len(self._actors)
+
+    def rates(self) -> str:
+        """Return how many texts each actor has embedded in a second, to show it."""
+        taken_s = max(self._progressed_s - self._started_s, 1e-3)
+        each = ", ".join(f"{self._embedded[id(a)] / taken_s:.0f}" for a in self._actors)
+        return f"({each} texts/s per actor)" if each else ""
 
     def _start(self) -> ThreadPoolExecutor:
         self.ensure_open()
@@ -141,7 +149,7 @@ class RayEmbedder(Resource):
                 )
             for _ in range(_CALLS):
                 self._idle.put(loading[call])
-        self._progressed_s = time.monotonic()
+        self._started_s = self._progressed_s = time.monotonic()
 
     def embed_query(self, text: str) -> Vectors:
         """Refuse a query; a model in this process answers sooner."""
@@ -171,6 +179,7 @@ class RayEmbedder(Resource):
                 raise _error("an actor failed", error) from None
             else:
                 self._progressed_s = time.monotonic()
+                self._embedded[id(actor)] += len(texts)
                 self._idle.put(actor)
                 return vectors
 

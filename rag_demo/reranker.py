@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.errors import HOW_TO_INSTALL, ModelError
+from rag_demo.errors import ModelError, required
 from rag_demo.searching.results import SearchResult
 from torch_utils import Resource, find_batch_size, get_optimal_device, release
 from torch_utils.resource import closes_on_error
@@ -95,10 +95,8 @@ class Reranker(Resource):
 
     def _model(self) -> Any:
         if self._encoder is None:
-            try:
+            with required("a reranker", ModelError):
                 from sentence_transformers import CrossEncoder
-            except ImportError as error:
-                raise ModelError(f"a reranker needs {error.name}; {HOW_TO_INSTALL}") from None
             self.device = self.device or get_optimal_device()
             try:
                 self._encoder = CrossEncoder(

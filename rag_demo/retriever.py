@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rag_demo.documents.document import Document
-from rag_demo.encoding.embedder import BasicEmbedder, Embedder, as_embedder, check_embedding_model
+from rag_demo.encoding.embedder import BasicEmbedder, as_embedder, check_embedding_model
 from rag_demo.encoding.model_identity import refuse_other_vectors
 from rag_demo.errors import short_repr
 from rag_demo.searching.arguments import (
@@ -23,11 +23,12 @@ from rag_demo.searching.arguments import (
     check_documents,
     check_ids,
     check_queries,
+    check_shape,
     check_weights,
 )
 from rag_demo.searching.results import SearchResult, Stats
-from rag_demo.stores.embed import embed
 from rag_demo.stores.filters import Where, parse_filter
+from rag_demo.stores.ingest import embed
 from rag_demo.stores.local import LocalStore
 from rag_demo.stores.store import EmbeddedBatch, Store, arrow
 from rag_demo.vectors import normalized
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BasicEmbedder",
-    "Embedder",
     "LocalRetriever",
     "Retriever",
     "SearchResult",
@@ -139,11 +139,7 @@ class Retriever(Resource):
 
     def _with_vectors(self, documents: Sequence[Document], vectors: Any) -> EmbeddedBatch:
         count = len(documents)
-        if np.shape(vectors)[:-1] != (count,):
-            raise ValueError(
-                f"vectors must have the shape ({count}, d), one for each text, "
-                f"got {np.shape(vectors)}"
-            )
+        check_shape(vectors, count)
         spans = np.zeros((count, 2), np.int32)
         identity = as_embedder(self.embedding_model).known_identity
         return EmbeddedBatch(
@@ -283,11 +279,8 @@ class Retriever(Resource):
         weights = check_weights(weights, min_score, mode)
         if rerank is not None and (isinstance(rerank, type) or not hasattr(rerank, "rerank")):
             raise TypeError(f"rerank must be a Reranker, got {short_repr(rerank)}")
-        if vectors is not None and np.shape(vectors)[:-1] != (len(queries),):
-            raise ValueError(
-                f"vectors must have the shape ({len(queries)}, d), one for each query, "
-                f"got {np.shape(vectors)}"
-            )
+        if vectors is not None:
+            check_shape(vectors, len(queries))
         if where is not None and not callable(where):
             parse_filter(where)  # A mistake is an error in an empty retriever too.
         if not len(self) or not queries:

@@ -84,13 +84,9 @@ class ShardedStore:
         """See `Store`."""
         with self._lock:
             refuse_other_vectors(self.identity, batch.identity)
-            documents = list(batch.documents)
             if choose_ids:
-                ids = unused_ids(self._taken, self.count, len(documents))
-                documents = [
-                    each._replace(id=name) for each, name in zip(documents, ids, strict=True)
-                ]
-            ids = [each.id for each in documents]
+                batch = batch.with_ids(unused_ids(self._taken, self.count, len(batch.documents)))
+            ids = [each.id for each in batch.documents]
             smallest = int(np.argmin([each.count for each in self._stores]))
             shards = np.full(len(ids), smallest)
             for n, store in enumerate(self._stores):
@@ -98,7 +94,7 @@ class ShardedStore:
             for n in np.unique(shards).tolist():
                 chosen = shards == n
                 rows, places = chosen[batch.owners], np.cumsum(chosen) - 1
-                some, owners = list(compress(documents, chosen)), places[batch.owners[rows]]
+                some, owners = list(compress(batch.documents, chosen)), places[batch.owners[rows]]
                 self._stores[n].upsert(
                     EmbeddedBatch(
                         some, owners, batch.spans[rows], batch.vectors[rows], batch.identity

@@ -52,6 +52,14 @@ def normalized(vectors: Any, count: int | None = None) -> Vectors:
     return result
 
 
+def check_dimension(vectors: Vectors, dimension: int) -> None:
+    """Raise a ValueError if vectors do not have the dimension of the present ones."""
+    found = vectors.shape[1]
+    if found != dimension:
+        what = f"the vectors have {found} dimensions, but those of the index {dimension}"
+        raise ValueError(f"{what}; use the model that made it")
+
+
 def shortened(vectors: Vectors, dimension: int) -> Vectors:
     """Return the first numbers of vectors, again of length 1."""
     if vectors.shape[1] == dimension:

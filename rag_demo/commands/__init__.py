@@ -9,10 +9,9 @@ import click
 from rag_demo.commands.demo import demo
 from rag_demo.commands.evaluate import evaluate
 from rag_demo.commands.indexing import add, index
-from rag_demo.commands.maintenance import delete, get, info, list_texts, verify
+from rag_demo.commands.maintenance import delete, get, info, list_texts, snapshot, verify
 from rag_demo.commands.options import warn
 from rag_demo.commands.search import search
-from rag_demo.commands.snapshot import snapshot
 from rag_demo.errors import RagDemoError
 from rag_demo.service.command import serve
 

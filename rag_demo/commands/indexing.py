@@ -31,7 +31,7 @@ from rag_demo.documents.files import full_path
 from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.documents.sources import STDIN, Document, Reading, Skipped, read_source
 from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
-from rag_demo.places import load_manifest, open_database
+from rag_demo.places import load_manifest
 
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
@@ -89,33 +89,29 @@ def index(
     out: Any,
     model: str | None,
     dtype: str,
-    device: str | None,
-    batch_size: int | None,
-    cache: bool,
     language: str | None,
     on: str,
     address: str | None,
     actors: int | None,
     yes: bool,
-    **reading: Any,
+    **more: Any,
 ) -> None:
     """Create an index of SOURCE, or update it.
 
     SOURCE is a folder, a file, or - for standard input. It reads text, Markdown,
     reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
     """
-    if not isinstance(out, Path):
-        open_database(out, create=True).close()
-    run = _Run(source, reading)
+    embedding = {name: more.pop(name) for name in ("device", "batch_size", "cache")}
+    run = _Run(source, more)
     if on == "ray":
         from rag_demo.ray_embedder import RayEmbedder
 
+        size = embedding["batch_size"]
         embedder: Any = RayEmbedder(
-            address=address, actors=actors, model_name_or_path=model, dtype=dtype,
-            batch_size=batch_size,
-        )  # fmt: skip
+            address=address, actors=actors, model_name_or_path=model, dtype=dtype, batch_size=size
+        )
     else:
-        embedder = open_model(model, dtype, device=device, batch_size=batch_size, cache=cache)
+        embedder = open_model(model, dtype, **embedding)
     with embedder:
         try:
             reused = run.ingest(run.documents, embedder, out, replace=yes, language=language)
@@ -133,15 +129,7 @@ def index(
 @_reading_options
 @made_by_option
 @embedding_options
-def add(
-    folder: Any,
-    source: str,
-    model: str | None,
-    device: str | None,
-    batch_size: int | None,
-    cache: bool,
-    **reading: Any,
-) -> None:
+def add(folder: Any, source: str, model: str | None, **more: Any) -> None:
     """Add SOURCE to the index in DIR.
 
     A file that was added before is replaced, and so is a text with the same id.
@@ -151,7 +139,8 @@ def add(
     earlier = open_saved(folder)
     manifest = earlier.manifest  # All is decided on this state.
     files: set[str] = set()  # read to their end
-    run = _Run(source, {**reading, "lines_are_named": True, "on_read": files.add})
+    embedding = {name: more.pop(name) for name in ("device", "batch_size", "cache")}
+    run = _Run(source, {**more, "lines_are_named": True, "on_read": files.add})
     sources = (manifest.source or _UNKNOWN).split(_AND)
     together = _AND.join(dict.fromkeys([*sources, run.source]))
     if not manifest.finished and manifest.source != together:
@@ -175,8 +164,7 @@ def add(
 
     made_by: Any = manifest.model
     name, dtype = (made_by.name, made_by.dtype) if made_by is not None else (None, None)
-    opened = open_model(model or name, dtype, device=device, batch_size=batch_size, cache=cache)
-    with contextlib.closing(earlier), opened as embedder:
+    with contextlib.closing(earlier), open_model(model or name, dtype, **embedding) as embedder:
         if made_by is not None:
             refuse_other_model(folder, made_by, embedder.identity)
         run.ingest(
@@ -224,7 +212,8 @@ class _Run:
 
         options = {"source": self.source, **options}
         try:
-            with progress("embedding", None) as advance:
+            rates = getattr(embedder, "rates", str)  # of actors
+            with progress("embedding", None, rates) as advance:
                 return ingest(documents, embedder, folder, on_progress=advance, **options).reused
         except KeyboardInterrupt:
             warn("interrupted; run the same command again to continue")

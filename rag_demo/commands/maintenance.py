@@ -1,16 +1,26 @@
-"""``rag-demo info``, ``verify``, ``get``, ``list`` and ``delete``."""
+"""``rag-demo info``, ``verify``, ``get``, ``list``, ``delete`` and ``snapshot``."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rag_demo.commands.options import folder_argument, json_option, open_saved, say, warn
-from rag_demo.commands.where_option import explain, parse_conditions, where_option
+from rag_demo.commands.options import (
+    explain,
+    folder_argument,
+    json_option,
+    open_saved,
+    parse_conditions,
+    say,
+    warn,
+    where_option,
+)
 from rag_demo.documents.document import Document
 from rag_demo.errors import RagDemoError
 from rag_demo.places import load_manifest, open_database
@@ -104,8 +114,8 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
 
     rag-demo search --json prints the IDs.
     """
+    from rag_demo.stores.index_folder import IndexWriter
     from rag_demo.stores.ingest import exit_on_sigterm
-    from rag_demo.stores.writer import IndexWriter
 
     if not ids and not conditions:
         raise RagDemoError("nothing to delete; pass ids, or --where KEY=VALUE")
@@ -122,3 +132,39 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     if unknown := set(ids) - known:
         warn(f"not in the index: {', '.join(sorted(unknown))}")
     say(f"deleted {deleted} text{'s' * (deleted != 1)} from {folder}; {remaining} remain")
+
+
+_LATEST = "latest"
+
+
+@click.command()
+@folder_argument
+@click.option(
+    "--to",
+    "folder_of_snapshots",
+    required=True,
+    metavar="SNAPSHOTS",
+    type=click.Path(path_type=Path),
+    help="Folder for 000001, 000002, ... and the link latest.",
+)
+def snapshot(folder: Path, folder_of_snapshots: Path) -> None:
+    """Copy the index in DIR into a new numbered folder, which never changes.
+
+    Replicas serve SNAPSHOTS/latest, or fetch the newest number. Other processes may change DIR
+    meanwhile.
+    """
+    folder_of_snapshots.mkdir(parents=True, exist_ok=True)
+    numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
+    target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"
+    unfinished = folder_of_snapshots / f".{target.name}-{os.getpid()}"
+    try:
+        with contextlib.closing(open_saved(folder)) as store:
+            store.save(unfinished, store.manifest.model)
+            count = store.count
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    link = folder_of_snapshots / f".{_LATEST}-{os.getpid()}"
+    link.symlink_to(target.name)
+    link.replace(folder_of_snapshots / _LATEST)
+    say(f"{target}: {count} texts")

@@ -14,13 +14,15 @@ import click
 from rag_demo.commands.options import (
     as_place,
     device_option,
+    explain,
     folder_argument,
     made_by_option,
     mode_option,
+    parse_conditions,
     top_k_option,
     warn,
+    where_option,
 )
-from rag_demo.commands.where_option import explain, parse_conditions, where_option
 from rag_demo.errors import RagDemoError
 from rag_demo.places import load_manifest, make_retriever, open_indexes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
+from rag_demo.errors import required
 
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
 LONG_CHARS = 900  # of a text that is cut although a model can read it: it is found better
@@ -107,10 +107,8 @@ def _end_of_block(text: str, start: int, stop: int) -> int:
 
 @lru_cache(maxsize=64)
 def _splitter(size: int, overlap: int) -> Any:
-    try:
+    with required("cutting long texts"):
         from semantic_text_splitter import TextSplitter
-    except ImportError as error:
-        raise RagDemoError(f"long texts need {error.name}; {HOW_TO_INSTALL}") from None
     return TextSplitter(size, min(overlap, size - 1))
 
 

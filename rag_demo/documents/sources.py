@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import IO
 
 from rag_demo.documents.document import Document
-from rag_demo.documents.extracted_text import ExtractedText, with_lines
 from rag_demo.documents.files import (
     CANNOT_BE_READ,
     EMPTY,
@@ -25,26 +24,26 @@ from rag_demo.documents.files import (
     read_bytes,
     to_text,
 )
-from rag_demo.documents.formats import MissingReaderError, read_notebook, read_pdf
-from rag_demo.documents.html import read_html
+from rag_demo.documents.formats import (
+    ExtractedText,
+    read_html,
+    read_notebook,
+    read_pdf,
+    with_lines,
+)
 from rag_demo.documents.json_lines import read_json_lines
 from rag_demo.documents.passages import PASSAGE_CHARS, cut
 from rag_demo.errors import SourceError
 
-__all__ = [
-    "STDIN",
-    "Document",
-    "Reading",
-    "Skipped",
-    "read_source",
-]
+__all__ = ["STDIN", "Document", "Reading", "Skipped", "read_source"]
 
 STDIN = "-"
 _MARKED = (".md", ".markdown", ".rst")
 _TEXTS = ("", ".txt", ".text")
 _PAGES = (".html", ".htm", ".xhtml")
 _LINES = (".jsonl", ".ndjson")
-_SUFFIXES = (*_MARKED, *_TEXTS, ".py", *_PAGES, ".ipynb", ".pdf", *_LINES)
+_READERS = {".ipynb": read_notebook, ".pdf": read_pdf}
+_SUFFIXES = (*_MARKED, *_TEXTS, ".py", *_PAGES, *_READERS, *_LINES)
 
 
 @dataclass(frozen=True)
@@ -158,25 +157,13 @@ def _with(document: Document, file: str | None, **more: object) -> Document:
 def _documents(path: Path, name: str, reading: Reading) -> Iterator[Document]:
     suffix = path.suffix.lower()
     content = read_bytes(path, is_text=suffix != ".pdf")
-    if suffix == ".pdf":
-        extracted = _extract("PDF", lambda: read_pdf(content))
-    elif suffix == ".ipynb":
-        extracted = _extract("notebook", lambda: read_notebook(to_text(content)))
-    elif suffix in _PAGES:
-        extracted = read_html(to_text(content))
+    if suffix in _READERS:
+        extracted = _READERS[suffix](content)
     else:
-        extracted = with_lines(to_text(content))
+        read = read_html if suffix in _PAGES else with_lines
+        extracted = read(to_text(content))
     has_headings = suffix in (*_MARKED, *_PAGES, ".ipynb")
     yield from _passages(extracted, name, reading, has_headings=has_headings)
-
-
-def _extract(kind: str, read: Callable[[], ExtractedText]) -> ExtractedText:
-    try:
-        return read()
-    except MissingReaderError as error:
-        raise UnreadableError(CANNOT_BE_READ, error) from None
-    except ValueError as error:
-        raise UnreadableError(f"not a valid {kind}", error) from None
 
 
 def _passages(

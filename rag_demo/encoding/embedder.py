@@ -31,34 +31,6 @@ class BasicEmbedder(Protocol):
         """Embed documents: shape (n, d)."""
 
 
-class Embedder(Protocol):
-    """A complete embedding model."""
-
-    @property
-    def identity(self) -> ModelIdentity:
-        """The identity. A saved index opens only with the model that made it."""
-
-    @property
-    def known_identity(self) -> ModelIdentity | None:
-        """The identity; None if it takes an embedding to know it."""
-
-    def lengths(self, texts: Sequence[str]) -> Sequence[float]:
-        """Return the length of each text as a document, divided by what the model reads."""
-
-    def embed_queries(self, texts: Sequence[str]) -> Any:
-        """Embed queries: shape (n, d)."""
-
-    def embed_documents(
-        self, texts: Sequence[str], *, on_progress: Callable[[int], object] | None = None
-    ) -> Any:
-        """Embed documents: shape (n, d).
-
-        Args:
-            texts: The documents.
-            on_progress: Called with the number of texts embedded since the last call.
-        """
-
-
 def check_embedding_model(model: object) -> None:
     """Check that an object has the members of `BasicEmbedder`.
 
@@ -79,21 +51,24 @@ def check_embedding_model(model: object) -> None:
 
 
 def as_embedder(model: BasicEmbedder) -> Embedder:
-    """Return an embedding model as a complete `Embedder`.
+    """Return an embedding model as a complete `Embedder`."""
+    return Embedder(model)
+
+
+class Embedder:
+    """A complete embedding model over a `BasicEmbedder`.
 
     The defaults for missing members: an identity by name, or else by class and the vector of one
-    text; a limit of 1,000 characters, queries
-    that are embedded one by one, and one report of progress at the end.
+    text; a limit of 1,000 characters, queries that are embedded one by one, and one report of
+    progress at the end.
     """
-    return _Adapter(model)
 
-
-class _Adapter:
     def __init__(self, model: BasicEmbedder) -> None:
         self._model = model
 
     @property
     def identity(self) -> ModelIdentity:
+        """The identity. A saved index opens only with the model that made it."""
         identity = getattr(self._model, "identity", None)
         if isinstance(identity, ModelIdentity):
             return identity
@@ -105,10 +80,12 @@ class _Adapter:
 
     @property
     def known_identity(self) -> ModelIdentity | None:
+        """The identity; None if it takes an embedding to know it."""
         is_known = isinstance(getattr(self._model, "name", None), str)
         return self.identity if is_known or hasattr(self._model, "identity") else None
 
     def lengths(self, texts: Sequence[str]) -> Sequence[float]:
+        """Return the length of each text as a document, divided by what the model reads."""
         limit = getattr(self._model, "max_tokens", None)
         counts = limit and self._model.count_tokens(list(texts))  # type: ignore[attr-defined]  # it has both
         if not counts:
@@ -116,6 +93,7 @@ class _Adapter:
         return [count / limit for count in counts]
 
     def embed_queries(self, texts: Sequence[str]) -> Any:
+        """Embed queries: shape (n, d)."""
         embed = getattr(self._model, "embed_queries", None)
         if embed is not None:
             return embed(list(texts))
@@ -124,6 +102,12 @@ class _Adapter:
     def embed_documents(
         self, texts: Sequence[str], *, on_progress: Callable[[int], object] | None = None
     ) -> Any:
+        """Embed documents: shape (n, d).
+
+        Args:
+            texts: The documents.
+            on_progress: Called with the number of texts embedded since the last call.
+        """
         embed: Any = self._model.embed_documents
         if on_progress is not None and _takes_on_progress(embed):
             return embed(list(texts), on_progress=on_progress)

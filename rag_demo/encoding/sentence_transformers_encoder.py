@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from rag_demo.encoding.encoder import Kind
-from rag_demo.errors import ModelError
+from rag_demo.errors import ModelError, required
 from rag_demo.vectors import Vectors
 
 _CHARS_PER_TOKEN = 512  # at most, in any ordinary text
@@ -40,14 +40,9 @@ class SentenceTransformersEncoder(nn.Module):
         prompts: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        try:
+        with required("this model", ModelError, "rag"):
             from sentence_transformers import SentenceTransformer
             from transformers.utils import logging
-        except ImportError as error:
-            raise ModelError(
-                f"sentence-transformers cannot be imported ({error}); "
-                "install it with: pip install '.[rag]', in a clone of torch-cleanup"
-            ) from None
         logging.disable_progress_bar()  # It would be drawn on stderr.
         self.model = SentenceTransformer(
             path,

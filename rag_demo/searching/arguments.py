@@ -96,6 +96,12 @@ def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[s
     return [_text(query, f"queries[{number}]") for number, query in enumerate(queries)]
 
 
+def check_shape(vectors: Any, count: int) -> None:
+    """Raise a ValueError unless there is a vector for each text or query."""
+    if np.shape(vectors)[:-1] != (count,):
+        raise ValueError(f"vectors must have the shape ({count}, d), got {np.shape(vectors)}")
+
+
 def check_weights(weights: Any, min_score: Any, mode: str) -> tuple[float, float]:
     """Check the weights of a hybrid search, and that a score can reach ``min_score``.
 

@@ -1,4 +1,4 @@
-"""Ingestion: stream documents into a saved index, and embed only new and changed ones.
+"""Ingestion: read, embed and write documents, and embed only new and changed ones.
 
 So an interrupted run can continue, and a changed folder can be indexed again cheaply.
 """
@@ -10,16 +10,18 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rag_demo.documents.document import Document, checked_document
+from rag_demo.documents.passages import passages_of, with_title
 from rag_demo.encoding.embedder import BasicEmbedder, as_embedder
-from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
     DamagedIndexError,
     IndexChangedError,
@@ -27,12 +29,55 @@ from rag_demo.errors import (
     ModelError,
     OtherIndexError,
 )
-from rag_demo.stores.embed import embed
-from rag_demo.stores.index_folder import read_manifest
+from rag_demo.stores.index_folder import IndexWriter, read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
-from rag_demo.stores.writer import IndexWriter
+from rag_demo.vectors import normalized
 from torch_utils import exit_on_signals
+
+
+def embed(
+    documents: Sequence[Document],
+    embedding_model: BasicEmbedder,
+    *,
+    passages: bool = True,
+    chunk_size: int | None = None,
+    chunk_overlap: int = 0,
+    on_progress: Callable[[int], object] | None = None,
+) -> EmbeddedBatch:
+    """Embed documents: the step between reading and writing, in any process.
+
+    Args:
+        documents: Documents with different ids.
+        embedding_model: The embedding model.
+        passages, chunk_size, chunk_overlap, on_progress: See `Retriever.add`.
+    """
+    embedder = as_embedder(embedding_model)
+    texts = [each.text for each in documents]
+    titles = [each.metadata.get("title") for each in documents]
+    parts: list[list[tuple[int, int]]] = [[] for _ in documents]
+    if passages:
+        parts = passages_of(texts, titles, embedder.lengths, chunk_size, chunk_overlap)
+    places = [place for place, cuts in enumerate(parts) for _ in range(1 + len(cuts))]
+    bounds = [span for cuts in parts for span in [(0, 0), *cuts]]
+    texts = [
+        with_title(texts[place][start : stop or None], titles[place])
+        for place, (start, stop) in zip(places, bounds, strict=True)
+    ]
+    owners, spans = np.asarray(places, np.int64), np.asarray(bounds, np.int32).reshape(-1, 2)
+    done = 0
+
+    def progress(count: int) -> None:
+        """Turn progress in embedded texts into progress in documents."""
+        nonlocal done
+        before, done = done * len(documents) // len(texts), done + count
+        assert on_progress is not None
+        on_progress(done * len(documents) // len(texts) - before)
+
+    vectors = embedder.embed_documents(texts, on_progress=on_progress and progress)
+    vectors = normalized(vectors, len(texts))
+    return EmbeddedBatch(documents, owners, spans, vectors, embedder.known_identity)
+
 
 if TYPE_CHECKING:
     from rag_demo.stores.postgres import PostgresUrl
@@ -120,14 +165,48 @@ def ingest(
             other = known.source
             what = f"the index of {other}" if other else "an index that a program made"
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
-        _use_model(writer, as_embedder(embedding_model).identity, replace=replace)
+        model = as_embedder(embedding_model).identity
+        if known is None or known.model is None or not known.model.is_same(model):
+            if known is not None and known.rows and not replace:
+                raise _other(folder, f"vectors of the model {known.model}, not of {model}")
+            writer.clear(model)
         if language is not None:
             writer.use_language(language)
-        run = stack.enter_context(closing(_Run(writer, embedding_model, source, on_progress)))
-        for batch in _batches(documents):
-            run.take(batch)
-        run.finish(files)
-        return Ingested(run.embedded, run.reused)
+        ids: set[str] = set()
+        waiting: deque[tuple[int, list[Document], Future[EmbeddedBatch] | None]] = deque()
+        threads: ThreadPoolExecutor | None = None
+        embedded = reused = 0
+
+        def write(count: int, new: list[Document], coming: Future[EmbeddedBatch] | None) -> None:
+            nonlocal embedded, reused
+            if new:
+                try:
+                    batch = coming.result() if coming else embed(new, embedding_model)
+                except ValueError as error:
+                    raise ModelError(f"the documents cannot be embedded: {error}") from error
+                writer.upsert(batch)
+            reused += count - len(new)
+            embedded += len(new)
+            writer.keep(source, finished=False)
+            on_progress(count)
+
+        for batch in _batches(documents, ids):
+            new = _new_of(batch, writer)
+            # A model on other machines embeds while this one writes.
+            ahead = getattr(embedding_model, "in_flight", 0) if new else 0
+            if ahead and threads is None:
+                threads = ThreadPoolExecutor(ahead)
+                stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+            coming = threads.submit(embed, new, embedding_model) if ahead and threads else None
+            waiting.append((len(batch), new, coming))
+            while len(waiting) > ahead:
+                write(*waiting.popleft())
+        while waiting:
+            write(*waiting.popleft())
+        others = writer.of_files(None if files is None else list(files()))
+        writer.delete([name for name in others if name not in ids])
+        writer.keep(source, finished=True)
+        return Ingested(embedded, reused)
 
 
 def _open_writer(
@@ -150,7 +229,7 @@ def _open_writer(
             except DamagedIndexError:
                 if not may_start_over:
                     raise
-                writer.clear(manifest.model, source=manifest.source)
+                writer.clear(manifest.model)
     except BaseException:  # After an interrupt too, nothing else closes the writer.
         writer.__exit__()
         raise
@@ -173,86 +252,21 @@ def exit_on_sigterm() -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _use_model(writer: Any, model: ModelIdentity, *, replace: bool) -> None:
-    manifest = writer.manifest
-    if manifest is None or manifest.model is None or not manifest.model.is_same(model):
-        if manifest is not None and manifest.rows and not replace:
-            raise _other(writer.folder, f"vectors of the model {manifest.model}, not of {model}")
-        writer.clear(model)
-
-
 def _other(folder: object, what: str) -> OtherIndexError:
     return OtherIndexError(f"'{folder}' holds {what}; name another folder, or replace the index")
 
 
-class _Run:
-    """One run of an ingestion: read, embed, write."""
-
-    def __init__(
-        self,
-        writer: Any,
-        model: BasicEmbedder,
-        source: str | None,
-        on_progress: Callable[[int], object],
-    ) -> None:
-        self.embedded = self.reused = 0
-        self._writer, self._model, self._source = writer, model, source
-        self._on_progress = on_progress
-        self._ids: set[str] = set()
-        self._waiting: deque[tuple[int, list[Document], Future[EmbeddedBatch] | None]] = deque()
-        self._threads: ThreadPoolExecutor | None = None
-
-    def take(self, batch: list[Document]) -> None:
-        """Index a batch of documents, and commit it."""
-        writer = self._writer
-        for document in batch:
-            if document.id in self._ids:
-                raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
-            self._ids.add(document.id)
-        new, changed = [], []
-        pairs = zip(batch, writer.get([document.id for document in batch]), strict=True)
-        for document, before in pairs:
-            if before is None or _embedded(before) != _embedded(document):
-                new.append(document)
-            elif _described(before) != _described(document):
-                changed.append(document)
-        if changed:
-            writer.upsert(EmbeddedBatch.without_vectors(changed))
-        ahead = getattr(self._model, "in_flight", 0) if new else 0
-        if ahead and self._threads is None:
-            self._threads = ThreadPoolExecutor(ahead)
-        submitted = (
-            self._threads.submit(embed, new, self._model) if ahead and self._threads else None
-        )
-        self._waiting.append((len(batch), new, submitted))
-        self.write(ahead)
-
-    def write(self, ahead: int = 0) -> None:
-        """Write and commit what was embedded, but leave so many batches in flight."""
-        while len(self._waiting) > ahead:
-            count, new, submitted = self._waiting.popleft()
-            if new:
-                try:
-                    embedded = submitted.result() if submitted else embed(new, self._model)
-                except ValueError as error:
-                    raise ModelError(f"the documents cannot be embedded: {error}") from error
-                self._writer.upsert(embedded)
-            self.reused += count - len(new)
-            self.embedded += len(new)
-            self._writer.keep(self._source, finished=False)
-            self._on_progress(count)
-
-    def finish(self, files: Callable[[], Collection[str]] | None) -> None:
-        """Remove documents that the source no longer has, and commit."""
-        self.write()
-        others = self._writer.of_files(None if files is None else list(files()))
-        self._writer.delete([name for name in others if name not in self._ids])
-        self._writer.keep(self._source, finished=True)
-
-    def close(self) -> None:
-        """Wait for nothing that is still in flight."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+def _new_of(batch: list[Document], writer: Any) -> list[Document]:
+    """Return the documents to embed, after a change of others of which the text is known."""
+    new, changed = [], []
+    for document, before in zip(batch, writer.get([each.id for each in batch]), strict=True):
+        if before is None or _embedded(before) != _embedded(document):
+            new.append(document)
+        elif _described(before) != _described(document):
+            changed.append(document)
+    if changed:
+        writer.upsert(EmbeddedBatch.without_vectors(changed))
+    return new
 
 
 def _embedded(document: Document) -> tuple[str, object]:
@@ -265,9 +279,9 @@ def _described(document: Document) -> tuple[str | None, str]:
     return document.file, json.dumps(document.metadata)
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield batches of documents that take about `COMMIT_S` each."""
-    iterator, size = iter(documents), _FEWEST
+def _batches(documents: Iterable[Document], ids: set[str]) -> Iterator[list[Document]]:
+    """Yield batches of documents that take about `COMMIT_S` each, and collect their ids."""
+    iterator, size = _checked(documents, ids), _FEWEST
     while batch := list(_until_full(iterator, size)):
         started_s = time.monotonic()
         yield batch
@@ -278,13 +292,21 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
             size = max(size // 2, 1)
 
 
-def _until_full(documents: Iterator[Document], size: int) -> Iterator[Document]:
-    chars = 0
+def _checked(documents: Iterable[Document], ids: set[str]) -> Iterator[Document]:
     for each in documents:
         try:
             document = checked_document(each)
         except (TypeError, ValueError) as error:
             raise IndexFileError(f"a document cannot be indexed: {error}") from None
+        if document.id in ids:
+            raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
+        ids.add(document.id)
+        yield document
+
+
+def _until_full(documents: Iterator[Document], size: int) -> Iterator[Document]:
+    chars = 0
+    for document in documents:
         yield document
         size -= 1
         chars += len(document.text)

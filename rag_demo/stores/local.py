@@ -3,25 +3,375 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from rag_demo.documents.document import Document
-from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
+from rag_demo.documents.metadata import copied
+from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
 from rag_demo.errors import IndexChangedError, RagDemoError
+from rag_demo.exact_search.candidates import Pairs
 from rag_demo.searching.results import SearchResult, Stats
+from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
-from rag_demo.stores.index_folder import Manifest, SavedIndex
-from rag_demo.stores.search import search
-from rag_demo.stores.snapshot import Snapshot, VectorRows
-from rag_demo.stores.store import EmbeddedBatch, unused_ids
-from rag_demo.stores.words import check_language
-from rag_demo.stores.writer import MOST_BEHIND, IndexWriter
-from rag_demo.vectors import Vectors
+from rag_demo.stores.index_folder import (
+    GONE,
+    MOST_BEHIND,
+    IndexWriter,
+    Manifest,
+    SavedIndex,
+    temporary_documents,
+)
+from rag_demo.stores.ranking import (
+    FUSED_FROM,
+    Ranked,
+    best_of_each,
+    best_of_scores,
+    best_scores,
+    fused_scores,
+    rank,
+)
+from rag_demo.stores.store import EmbeddedBatch, batches_of, places_of_older, unused_ids
+from rag_demo.stores.words import TextIndex, best_span, check_language
+from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, check_dimension, renumbered
 from torch_utils import ResourceClosedError
+
+_MANY_TIES = 1 << 10
+_MOST_GONE = 1 << 10  # rows or numbers of deleted documents that are never worth a copy
+
+
+class VectorRows(Protocol):
+    """Rows of vectors of length 1: a snapshot that never changes.
+
+    Snapshots share memory where they can, so extend the newest one only.
+    """
+
+    @property
+    def dimension(self) -> int:
+        """Length of the vectors; 0 without vectors."""
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    def extended(self, vectors: Vectors) -> VectorRows:
+        """Return a snapshot with more vectors at the end: shape (n, d)."""
+
+    def with_saved_rows(self, saved: SavedIndex) -> VectorRows:
+        """Return a snapshot with the vectors of a saved index instead of these."""
+
+    def empty_copy(self) -> VectorRows:
+        """Return a snapshot without vectors."""
+
+    def take(self, rows: Rows) -> Vectors:
+        """Return a copy of the vectors of rows: shape (n, d), float32."""
+
+    def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
+        """Find the ``top_k`` best rows of each query, and all that might tie with them.
+
+        Args:
+            queries: Shape (b, d), each of length 1.
+            top_k: How many, at most as many as are allowed.
+            allowed: Which rows to search: shape (rows,); None for all.
+        """
+
+    @property
+    def stays_in_file(self) -> bool:
+        """Whether the vectors stay in a file because they exceed the memory budget."""
+
+    def storage(self) -> tuple[str, str, int]:
+        """Return the device, the dtype that is searched, and the bytes of the vectors."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Documents, their rows of vectors, and which of them still exist.
+
+    Snapshots never change: `with_batch` and `without` return others, or raise. Each document has a
+    number. Replacing or deleting a document only marks its number. When more than half of the rows
+    belong to such documents, the others are copied and get new numbers.
+
+    Attributes:
+        vectors: One row for each whole document and for each of its passages.
+        documents: The documents, by number.
+        words: The full-text index. It learns of new documents when it is searched.
+        owners: The number of each row's document: int64.
+        spans: Start and stop of each row's passage; 0 and 0 for the whole: shape (rows, 2).
+        alive: Whether the document of each number exists: bool.
+        count: How many documents exist.
+        identity: The model that made the vectors.
+        saved: The saved index with the first documents, or None.
+        origin: The same object in all snapshots that share their numbers.
+        order: The place of each document in the order of ids, once it is needed.
+    """
+
+    vectors: VectorRows
+    documents: DocumentTable
+    words: TextIndex
+    owners: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, np.int64)))
+    spans: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty((0, 2), np.int32)))
+    alive: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, bool)))
+    count: int = 0
+    identity: ModelIdentity | None = None
+    saved: SavedIndex | None = None
+    origin: object = field(default_factory=object)
+    order: list[Rows] = field(default_factory=list, init=False)
+
+    def emptied(self) -> Snapshot:
+        """Return a snapshot without documents, with the same settings."""
+        words = TextIndex(self.words.language)
+        return Snapshot(self.vectors.empty_copy(), temporary_documents(), words)
+
+    @classmethod
+    def load(cls, vectors: VectorRows, saved: SavedIndex) -> Snapshot:
+        """Return the snapshot of a saved index. Its files are read when they are needed."""
+        manifest = saved.manifest
+        return cls(
+            vectors.with_saved_rows(saved),
+            saved.documents,
+            TextIndex(manifest.language, saved.words, saved.words_index),
+            GrowableRows(saved.owners),
+            GrowableRows(saved.passages),
+            GrowableRows(saved.alive),
+            manifest.count,
+            manifest.model if manifest.rows else None,
+            saved,
+        )
+
+    @property
+    def key(self) -> tuple[object, int, int]:
+        """What a store keeps of a saved snapshot, which holds no vectors in memory."""
+        return self.origin, len(self.owners), self.next_number
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next document."""
+        return len(self.alive)
+
+    def with_batch(self, batch: EmbeddedBatch) -> Snapshot:
+        """Add documents; a document replaces an older one with its id.
+
+        Raises:
+            ValueError, ModelMismatchError: See `Store.upsert`.
+        """
+        refuse_other_vectors(self.identity if self.count else None, batch.identity)
+        older = self.find([document.id for document in batch.documents])
+        taken = places_of_older(batch, older, self.documents.get)
+        here = self._without(list(taken))
+        if not here.count and all(place < 0 for place in taken.values()):
+            here = self.emptied()
+            taken = {}
+        if here.vectors.dimension and len(batch.vectors):
+            check_dimension(batch.vectors, here.vectors.dimension)
+        first = here.next_number
+        here.documents.replace_from(first, batch.documents)
+        new_owners = {number: first + place for number, place in taken.items() if place >= 0}
+        owners = here.owners
+        if new_owners:
+            owners = GrowableRows(renumbered(owners.rows, new_owners, first))
+        return replace(
+            here,
+            vectors=here.vectors.extended(batch.vectors) if len(batch.vectors) else here.vectors,
+            owners=owners.append(batch.owners + first),
+            spans=here.spans.append(batch.spans),
+            alive=here.alive.append(np.ones(len(batch.documents), bool)),
+            count=here.count + len(batch.documents),
+            identity=here.identity or batch.identity,
+        )._tidied()
+
+    def without(self, ids: Sequence[str]) -> Snapshot:
+        """Remove documents; unknown ids are ignored."""
+        return self._without(list(self.find(ids).values()))._tidied()
+
+    def _without(self, numbers: Sequence[int]) -> Snapshot:
+        if not numbers:
+            return self
+        alive = self.alive.rows.copy()
+        alive[numbers] = False
+        return replace(self, alive=GrowableRows(alive), count=self.count - len(numbers))
+
+    def _tidied(self) -> Snapshot:
+        """Copy the documents that exist if most of the rows belong to others."""
+        if not self.count:
+            return self.emptied()
+        gone = len(self.owners) - int(np.count_nonzero(self.live_rows))
+        unused = len(self.alive) - self.count  # numbers of deleted and of changed documents
+        is_worth_it = 2 * gone > max(len(self.owners), _MOST_GONE) or (
+            2 * unused > max(len(self.alive), _MOST_GONE)
+        )
+        if self.vectors.stays_in_file or not is_worth_it:
+            return self
+        return self.copied()
+
+    def copied(self) -> Snapshot:
+        """Return a copy with new numbers and without rows of deleted documents."""
+        new = self.emptied()
+        for batch in self.batches():
+            new = new.with_batch(batch)
+        return new
+
+    def batches(self) -> Iterator[EmbeddedBatch]:
+        """Yield all documents with their vectors."""
+        parts = self.documents, self.live_owners, self.spans.rows, self.alive.rows
+        return batches_of(*parts, self.vectors.take, self.identity)
+
+    @property
+    def live_rows(self) -> Mask:
+        """Whether each row belongs to a document that exists: shape (rows,)."""
+        return self.rows_of(self.alive.rows)
+
+    @property
+    def live_owners(self) -> Rows:
+        """The number of each row's document, or `GONE`: shape (rows,)."""
+        return np.where(self.live_rows, self.owners.rows, GONE)
+
+    def rows_of(self, allowed: Mask) -> Mask:
+        """Turn a mask of documents into a mask of rows."""
+        owners = self.owners.rows
+        return np.asarray(np.append(allowed, False)[owners], bool)  # GONE is -1.
+
+    def find(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the numbers of the existing documents with these ids."""
+        return self.documents.find(ids, self.alive.rows) if self.count else {}
+
+    def order_of(self, numbers: Rows) -> Rows:
+        """Return numbers that order documents by id."""
+        if len(numbers) < _MANY_TIES:
+            ids = self.documents.ids(numbers)
+            place_of = {name: place for place, name in enumerate(sorted(set(ids)))}
+            return np.asarray([place_of[name] for name in ids], np.int64)
+        if not self.order:
+            alive = np.flatnonzero(self.alive.rows)
+            ids = self.documents.ids(alive)
+            places = np.empty(self.next_number, np.int64)
+            places[alive[sorted(range(len(ids)), key=ids.__getitem__)]] = np.arange(len(ids))
+            self.order.append(places)  # Any search may store it.
+        result: Rows = self.order[0][numbers]
+        return result
+
+    def matching(self, where: Where | None) -> Mask | None:
+        """Tell which document numbers exist and match a filter; None if all do."""
+        if where is not None:
+            return self.documents.matching(where, self.alive.rows)
+        alive: Mask = self.alive.rows
+        return None if self.count == len(alive) else alive
+
+    def close(self) -> None:
+        """Close all files and databases. Nothing may be using these."""
+        self.words.close()
+        self.documents.close()
+        if self.saved is not None:
+            self.saved.close()
+
+
+def search(
+    snapshot: Snapshot,
+    queries: Sequence[str],
+    vectors: Vectors | None,
+    where: Where | None,
+    top_k: int,
+    mode: str,
+    weights: tuple[float, float],
+) -> list[list[SearchResult]]:
+    """Return the answers to each query; see `rag_demo.stores.store.Store.search`."""
+    allowed = snapshot.matching(where)
+    count = snapshot.count if allowed is None else int(np.count_nonzero(allowed))
+    if not count:
+        return [[] for _ in queries]
+    if mode == "bm25" or vectors is None:
+        best = _by_words(snapshot, queries, allowed, top_k)
+    elif mode == "dense":
+        best = _by_vectors(snapshot, vectors, allowed, min(top_k, count))
+    else:
+        depth = max(top_k, FUSED_FROM)
+        near = _by_vectors(snapshot, vectors, allowed, min(depth, count))
+        worded = _by_words(snapshot, queries, allowed, depth)
+        best = _fused(snapshot, near, worded, weights, top_k)
+    return _results(snapshot, queries, best)
+
+
+def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int) -> Ranked:
+    """Find the ``wanted`` best documents for each query by their vectors."""
+    vectors, owners = snapshot.vectors, snapshot.owners.rows
+    rows = None if allowed is None else snapshot.rows_of(allowed)
+    check_dimension(queries, vectors.dimension)
+    available = len(vectors) if rows is None else int(np.count_nonzero(rows))
+    depth = wanted
+    while True:  # Until the rows belong to as many documents as are wanted.
+        pairs = vectors.candidates(queries, depth, rows)
+        ranked = rank(vectors.take, queries, pairs, depth,
+                      lambda rows: snapshot.order_of(owners[rows]))  # fmt: skip
+        best = best_of_each(ranked, owners[ranked.items]).first(wanted)
+        if depth == available or (best.widths == wanted).all():
+            return best
+        depth = min(4 * depth, available)
+
+
+def _by_words(
+    snapshot: Snapshot, queries: Sequence[str], allowed: Mask | None, top_k: int
+) -> Ranked:
+    """Find the best documents for each query by full text."""
+    snapshot.words.catch_up(snapshot.documents, snapshot.alive.rows)
+    counts = snapshot.alive.rows if allowed is None else allowed
+    found = (snapshot.words.search(query, counts, top_k) for query in queries)
+    return Ranked.join([best_scores(*each, top_k, snapshot.order_of) for each in found])
+
+
+def _fused(
+    snapshot: Snapshot, near: Ranked, worded: Ranked, weights: tuple[float, float], top_k: int
+) -> Ranked:
+    """Fuse the ranks by vectors and by full text."""
+    assert near.rows is not None
+    fused, rows = [], []
+    for first, second in zip(near.each(), worded.each(), strict=True):
+        items = near.items[first].tolist()
+        scores = fused_scores([items, worded.items[second].tolist()], weights)
+        fused.append(best_of_scores(scores, top_k, snapshot.order_of))
+        row_of = dict(zip(items, near.rows[first].tolist(), strict=True))
+        rows += [row_of.get(number, -1) for number in fused[-1][0].tolist()]
+    joined = Ranked.join(fused)
+    return Ranked(joined.starts, joined.items, joined.scores, np.asarray(rows, np.int64))
+
+
+def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[list[SearchResult]]:
+    documents = snapshot.documents.get(best.items.tolist())
+    if not documents:
+        return [[] for _ in queries]
+    places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], best.widths)
+    rows = np.full(len(documents), -1) if best.rows is None else best.rows
+    spans = snapshot.spans.rows[rows].tolist()
+    passages = [(a, b) if b and row >= 0 else None
+                for (a, b), row in zip(spans, rows.tolist(), strict=True)]  # fmt: skip
+    only_words = np.flatnonzero(rows < 0)
+    spans_of = _spans_of(snapshot, best.items[only_words]) if len(only_words) else {}
+    query_of = np.repeat(np.arange(len(queries)), best.widths)
+    for place in only_words.tolist():
+        if known := spans_of.get(int(best.items[place])):
+            query, text = queries[query_of[place]], documents[place].text
+            passages[place] = best_span(query, text, known, snapshot.words.language)
+    ids, texts, metadata, _ = zip(*documents, strict=True)
+    copies = map(copied, metadata)
+    fields = zip(places.tolist(), best.scores.tolist(), ids, texts, copies, passages, strict=True)
+    results = list(itertools.starmap(SearchResult, fields))
+    return [results[part] for part in best.each()]
+
+
+def _spans_of(snapshot: Snapshot, numbers: Rows) -> dict[int, list[tuple[int, int]]]:
+    """Return the passages of documents that have any."""
+    found = np.flatnonzero(np.isin(snapshot.owners.rows, numbers))
+    spans = snapshot.spans.rows[found]
+    spans_of: dict[int, list[tuple[int, int]]] = {}
+    for owner, (start, stop) in zip(snapshot.owners.rows[found].tolist(), spans.tolist(),
+                                    strict=True):  # fmt: skip
+        if stop:
+            spans_of.setdefault(owner, []).append((start, stop))
+    return spans_of
+
 
 _ROWS_AT_ONCE = 1 << 13
 _WORDS_BEHIND = 1 << 10  # documents that are added to the full-text index by the next search
@@ -46,7 +396,7 @@ class LocalStore:
         self._searching: list[int] = []  # thread ids, one for each running search
         self._has_searched = threading.Condition()
         self._is_closed = False
-        self._snapshot = Snapshot.empty(vectors, language)
+        self._snapshot = Snapshot(vectors, temporary_documents(), TextIndex(language))
         # For each folder the commits that this store knows, with the origin, the rows and the
         # numbers of their snapshots.
         self._saved: dict[Path, dict[str, tuple[object, int, int]]] = {}
@@ -79,10 +429,10 @@ class LocalStore:
                     unused_ids(snapshot.find, snapshot.next_number, len(batch.documents))
                 )
             self._snapshot = snapshot = snapshot.with_batch(batch)
-            if snapshot.words.lacks(snapshot.next_number) >= _WORDS_BEHIND:
+            if snapshot.next_number - snapshot.words.end >= _WORDS_BEHIND:
                 # Else the first search by words would do it all.
                 with contextlib.suppress(RagDemoError):  # For example, tantivy is not installed.
-                    snapshot.catch_up_words()
+                    snapshot.words.catch_up(snapshot.documents, snapshot.alive.rows)
             return [document.id for document in batch.documents]
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -204,15 +554,17 @@ class LocalStore:
                 gone_rows = len(snapshot.owners) - int(np.count_nonzero(snapshot.live_rows))
                 if 4 * gone_rows > len(snapshot.owners) and not snapshot.vectors.stays_in_file:
                     self._snapshot = snapshot = snapshot.copied()
-                writer.clear(identity, language=snapshot.words.language)
+                writer.clear(identity, snapshot.words.language)
                 self._append(writer, snapshot, 0, 0)
                 writer.catch_up_words(known=snapshot.words.folder(), most_behind=MOST_BEHIND)
-            writer.describe(source=None, finished=True)
-            # After an interrupt it is unknown which of the two states the folder has.
-            self._saved[place] = {writer.prepare().commit: snapshot.key}
-            if committed is not None and before is not None:
-                self._saved[place][committed.commit] = before
-            writer.commit()
+
+            def announce(manifest: Manifest) -> None:
+                # After an interrupt it is unknown which of the two states the folder has.
+                self._saved[place] = {manifest.commit: snapshot.key}
+                if committed is not None and before is not None:
+                    self._saved[place][committed.commit] = before
+
+            writer.commit(announce=announce)
 
     @staticmethod
     def _append(writer: IndexWriter, snapshot: Snapshot, row: int, number: int) -> None:

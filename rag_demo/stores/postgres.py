@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import re
 import struct
 import threading
@@ -34,18 +35,117 @@ from rag_demo.errors import (
     IndexFileError,
     IndexVersionError,
     PostgresError,
+    UnstorableError,
     short_repr,
 )
-from rag_demo.exact_search.exact_scores import exact_scores
+from rag_demo.exact_search.candidates import exact_scores
 from rag_demo.searching.results import SearchResult, Stats
-from rag_demo.stores.filters import BOOLEAN, JSON, NULL, NUMBER, TEXT, Where
-from rag_demo.stores.postgres_filters import compile_filter, ensure_storable, fact
+from rag_demo.stores.filters import (
+    BOOLEAN,
+    COMPARISONS,
+    JSON,
+    NULL,
+    NUMBER,
+    TEXT,
+    All,
+    Condition,
+    Filter,
+    Not,
+    Where,
+    encode,
+    parse_filter,
+)
 from rag_demo.stores.ranking import FUSED_FROM, fuse_hits
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import best_span, stems_of
-from rag_demo.vectors import Vectors, rounding
+from rag_demo.vectors import Vectors, check_dimension, rounding
 from torch_utils import Resource
 from torch_utils.resource import closes_on_error
+
+
+def ensure_storable(value: str) -> str:
+    """Return a string that Postgres can keep.
+
+    Raises:
+        UnstorableError: It contains NUL or lone surrogates.
+    """
+    if "\0" in value or value.encode("utf-8", "replace").decode() != value:
+        raise UnstorableError(
+            f"Postgres cannot keep {short_repr(value)}, which contains NUL or a lone surrogate; "
+            "remove that character, or use an index in a folder"
+        )
+    return value
+
+
+def fact(value: Any) -> Any:
+    """Return a JSON value with one spelling for each number: 1 for 1.0.
+
+    Raises:
+        UnstorableError: See `ensure_storable`.
+    """
+    if isinstance(value, str):
+        return ensure_storable(value)
+    if isinstance(value, Mapping):
+        return {ensure_storable(key): fact(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [fact(item) for item in value]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        code = encode(value)[1]
+        if code in (math.inf, -math.inf):  # JSON has no infinity; this is beyond all metadata.
+            return 10**4_001 if code > 0 else -(10**4_001)
+        return int(code) if isinstance(code, float) and code.is_integer() else code
+    return value
+
+
+def compile_filter(where: Where | None) -> tuple[str, list[Any]]:
+    """Return an SQL condition on the column ``facts``, and its parameters.
+
+    Raises:
+        TypeError: The filter is a function.
+    """
+    if callable(where):
+        raise TypeError("where must be a mapping, because Postgres cannot call a function")
+    return _compiled(parse_filter(where or {}))
+
+
+def _compiled(part: Filter) -> tuple[str, list[Any]]:
+    if isinstance(part, Condition):
+        return _condition(part)
+    if isinstance(part, Not):
+        clause, values = _compiled(part.part)
+        return f"NOT {clause}", values
+    several = [_compiled(each) for each in part.parts]
+    joined = (" AND " if isinstance(part, All) else " OR ").join(clause for clause, _ in several)
+    return f"({joined or 'TRUE'})", [value for _, values in several for value in values]
+
+
+def _condition(condition: Condition) -> tuple[str, list[Any]]:
+    key, name, wanted = ensure_storable(condition.key), condition.operator, fact(condition.wanted)
+    if name in COMPARISONS:
+        if isinstance(wanted, bool):
+            return "FALSE", []  # Only numbers and strings have an order.
+        path = f"strict $.keyvalue() ? (@.key == $key && @.value {COMPARISONS[name]} $wanted)"
+        return f"jsonb_path_exists(facts, '{path}', %s::jsonb, TRUE)", [
+            json.dumps({"key": key, "wanted": wanted})
+        ]
+    several = wanted if name in ("$in", "$nin") else [wanted]
+    codes = [json.dumps(each) for each in several if each == each]  # Nothing equals NaN.
+    if name in ("$ne", "$nin"):
+        return "(facts ? %s::text AND facts -> %s::text <> ALL(%s::jsonb[]))", [key, key, codes]
+    if name == "$contains":
+        items = "jsonb_path_query(facts -> %s::text, 'strict $[*]', silent => TRUE) item"
+        clause = f"EXISTS (SELECT FROM {items} WHERE item = ANY(%s::jsonb[]))"
+        if not isinstance(wanted, str):
+            return clause, [key, codes]
+        part = "jsonb_typeof(facts -> %s::text) = 'string' AND strpos(facts ->> %s::text, %s) > 0"
+        return f"({clause} OR facts ? %s::text AND {part})", [key, codes, key, key, key, wanted]
+    clause = "coalesce(facts -> %s::text = ANY(%s::jsonb[]), FALSE)"
+    if len(codes) != 1:
+        return clause, [key, codes]
+    # An index of the metadata finds those that may match.
+    prefilter = "facts @> jsonb_build_object(%s::text, %s::jsonb)"
+    return f"({prefilter} AND {clause})", [key, *codes, key, codes]
+
 
 DEFAULT_TABLE = "rag_demo"
 _LANGUAGE = "english"  # of stems
@@ -319,22 +419,21 @@ class PostgresStore(Resource):
 
     def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
         """See `Store`."""
-        documents, has_vectors = list(batch.documents), batch.has_vectors.tolist()
-        for each in documents:
+        has_vectors = batch.has_vectors.tolist()
+        for each in batch.documents:
             for value in (each.id, each.text, each.file or ""):
                 ensure_storable(value)
-        facts = [json.dumps(fact(each.metadata)) for each in documents]
-        stems = [Counter(stems_of(each.text, _LANGUAGE)) for each in documents]
+        facts = [json.dumps(fact(each.metadata)) for each in batch.documents]
+        stems = [Counter(stems_of(each.text, _LANGUAGE)) for each in batch.documents]
         with self._transaction(change=True) as (run, state):
             refuse_other_vectors(state.model, batch.identity)
             if choose_ids:
-                query = "SELECT id FROM {documents} WHERE id = ANY(%s)"
-                ids = unused_ids(
-                    lambda t: {n for (n,) in run(query, t)}, state.next, len(documents)
+                query, count = "SELECT id FROM {documents} WHERE id = ANY(%s)", len(batch.documents)
+                batch = batch.with_ids(
+                    unused_ids(lambda t: {n for (n,) in run(query, t)}, state.next, count)
                 )
-                documents = [each._replace(id=n) for each, n in zip(documents, ids, strict=True)]
             new = []
-            for n, document in enumerate(documents):
+            for n, document in enumerate(batch.documents):
                 if has_vectors[n]:
                     new.append((state.next + n, document, facts[n], stems[n]))
                 else:
@@ -362,10 +461,10 @@ class PostgresStore(Resource):
                 made_by=json.dumps(asdict(batch.identity)) if batch.identity else state.made_by,
                 count=state.count + len(new),
                 words=state.words + sum(words.total() for *_, words in new),
-                next=first + len(documents),
+                next=first + len(batch.documents),
             )
             run(_WRITE, *astuple(state))
-        return [document.id for document in documents]
+        return [document.id for document in batch.documents]
 
     def of_files(self, files: Sequence[str] | None) -> list[str]:
         """Return the ids of the documents of files; None for all documents."""
@@ -459,11 +558,8 @@ class PostgresStore(Resource):
         with self._transaction() as (run, state):
             if not state.count:
                 return [[] for _ in texts]
-            if vectors is not None and vectors.shape[1] != state.dimension:
-                raise ValueError(
-                    f"the query vectors have {vectors.shape[1]} dimensions, "
-                    f"but the index has {state.dimension}"
-                )
+            if vectors is not None:
+                check_dimension(vectors, state.dimension)
             for n, text in enumerate(texts):
                 near, worded = [], []
                 if vectors is not None and mode != "bm25":
@@ -592,10 +688,7 @@ def _with_dimension(run: _Run, state: Manifest, batch: EmbeddedBatch) -> Manifes
     if not len(batch.vectors) or dimension == state.dimension:
         return state
     if state.count:
-        raise ValueError(
-            f"the model's vectors have {dimension} dimensions, "
-            f"but the index has {state.dimension}; use the model that made it"
-        )
+        check_dimension(batch.vectors, state.dimension)
     run("DROP INDEX IF EXISTS {hnsw}")
     # Vectors in the rows themselves are read twice as fast as those beside them.
     storage = "PLAIN" if dimension <= _MOST_PLAIN else "EXTERNAL"

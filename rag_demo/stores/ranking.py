@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rag_demo.exact_search.exact_scores import Pairs, Scores, exact_scores
+from rag_demo.exact_search.candidates import Pairs, Scores, exact_scores
 from rag_demo.searching.arguments import RANK_CONSTANT
 from rag_demo.vectors import Mask, Rows, Vectors
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import HOW_TO_INSTALL_ARROW, RagDemoError, short_repr
+from rag_demo.errors import required, short_repr
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
 from rag_demo.vectors import Mask, Rows, Vectors
@@ -197,11 +197,10 @@ def arrow() -> Any:
     Raises:
         RagDemoError: It is not installed.
     """
-    try:
+    with required("Parquet", extra="arrow"):
         import pyarrow
-    except ImportError:
-        raise RagDemoError(f"Arrow and Parquet need pyarrow; {HOW_TO_INSTALL_ARROW}") from None
-    return pyarrow
+
+        return pyarrow
 
 
 class Store(Protocol):

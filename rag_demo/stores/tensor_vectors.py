@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.exact_search.candidates import find_candidates, suits_int8
-from rag_demo.exact_search.exact_scores import FEW_ROWS, Pairs, direct_candidates
-from rag_demo.exact_search.rounding import BLOCK
-from rag_demo.exact_search.scan import Scan, StreamedScan, make_scan
+from rag_demo.exact_search.candidates import (
+    FEW_ROWS,
+    Pairs,
+    direct_candidates,
+    find_candidates,
+    suits_int8,
+)
+from rag_demo.exact_search.scan import BLOCK, Scan, StreamedScan, make_scan
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
 
@@ -159,44 +163,32 @@ class TensorVectors:
 
     def _copied(self, kind: str, more: int) -> GrowingScan:
         """Return the copies of the first rows, and make those of some more."""
-        empty = np.empty((0, self.dimension), np.float32)
-        copy = self.copy or GrowingScan.of(empty, kind, self.device)
-        stop = min(len(self), len(copy) + more)
-        if kind == "int8":  # An incomplete block would change.
-            stop = stop // BLOCK * BLOCK
+        copy = self.copy
+        if copy is None:
+            empty = make_scan(np.empty((0, self.dimension), np.float32), kind, self.device)
+            copy = GrowingScan(*map(GrowableRows, empty.tensors))
+        # An incomplete block would change.
+        stop = min(len(self), len(copy) + more) // BLOCK * BLOCK
         if stop - len(copy) >= (_ROUNDED_AT_ONCE if self._in_host else 1):
             for start in range(len(copy), stop, _ROUNDED_AT_ONCE):
                 rows = np.arange(start, min(start + _ROUNDED_AT_ONCE, stop))
-                copy = copy.extended(self.take(rows), kind)
+                copy = copy.extended(make_scan(self.take(rows), kind, self.device))
             # These rows never change, so any search may store their copies.
             object.__setattr__(self, "copy", copy)
         return copy
 
 
 class GrowingScan:
-    """A snapshot of a `Scan` that can be extended; see `GrowableRows`."""
+    """A snapshot of a `Scan` of complete blocks that can be extended; see `GrowableRows`."""
 
-    def __init__(self, scan: Scan, parts: tuple[GrowableRows, ...] | None = None) -> None:
-        self.scan = scan
-        self._parts = parts or tuple(map(GrowableRows, scan.tensors))
+    def __init__(self, *parts: GrowableRows) -> None:
+        self._parts = parts
+        self.scan = Scan(*(part.rows for part in parts))
 
     def __len__(self) -> int:
         return len(self.scan)
 
-    @classmethod
-    def of(cls, vectors: Vectors, dtype: str, device: str) -> GrowingScan:
-        """Copy vectors to a device; for int8 pass complete blocks."""
-        return cls(make_scan(vectors, dtype, device))
-
-    def extended(self, vectors: Vectors, dtype: str) -> GrowingScan:
-        """Return a scan with more vectors at the end; for int8 pass complete blocks."""
-        if not len(vectors):
-            return self
-        device = str(self.scan.vectors.device)
-        new = make_scan(vectors, dtype, device)
-        if dtype == "int8":
-            parts = tuple(part.append(rows) for part, rows in zip(
-                self._parts, new.tensors, strict=True))  # fmt: skip
-            return GrowingScan(Scan(*(part.rows for part in parts)), parts)
-        grown = self._parts[0].append(new.vectors)
-        return GrowingScan(Scan.of_floats(grown.rows), (grown,))
+    def extended(self, scan: Scan) -> GrowingScan:
+        """Return a scan with more blocks at the end."""
+        pairs = zip(self._parts, scan.tensors, strict=True)
+        return GrowingScan(*(part.append(rows) for part, rows in pairs))

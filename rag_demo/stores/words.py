@@ -1,18 +1,26 @@
 """Full-text search: a tantivy index of the documents' stems, by document number.
 
 A folder of a saved index never changes. What it lacks is added to a copy in a temporary folder.
+
+Chinese, Japanese, Thai, Lao, Khmer and Burmese have no spaces between words. So their texts are
+indexed by characters and by pairs of neighbours, as Lucene's CJKAnalyzer does, and queries are
+cut into pairs. Words of other scripts keep their combining marks, such as the vowels of Hindi. The
+points of Hebrew and Arabic are left out, because most texts omit them. Time is linear in the text.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import operator
+import re
 import shutil
+import sys
 import tempfile
 import threading
+import unicodedata
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,16 +29,91 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.database import FORK_AWARE
-from rag_demo.errors import HOW_TO_INSTALL, RagDemoError, UnknownLanguageError, short_repr
-from rag_demo.stores.tokens import STOP_WORDS, tokenize
+from rag_demo.errors import RagDemoError, UnknownLanguageError, required, short_repr
+from rag_demo.stores.documents import DocumentTable
 from rag_demo.vectors import Mask, Rows
+
+# Lucene's English stop words.
+_STOP_WORDS = """
+    a an and are as at be but by for if in into is it no not of on or such that the their then
+    there these they this to was will with
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+
+_PIECE = 1 << 20  # characters that are processed together
+_LONGEST = 64  # characters of a word; longer words are cut off
+_UNSPACED = (
+    "\u0e01-\u0e4e\u0e80-\u0ece\u1000-\u109f\u1780-\u17d3"  # Thai, Lao, Burmese, Khmer
+    "\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
+)
+# A word, also C++, g++, C# and F#.
+_ASCII_WORD = re.compile(r"\w+(?:\+\+(?!\w)|(?<=\b\w)#(?!\w))?")
+_CONTRACTION = re.compile(r"(?<=\w)'(?:s|t|m|d|re|ve|ll)\b")
+_IS_UNSPACED = re.compile(f"[{_UNSPACED}]").match
+# Points of Hebrew and Arabic; joiners and non-joiners; the dot of a lower-cased Turkish capital.
+_LEFT_OUT = re.compile(
+    "[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u064b-\u0652\u0670\u200c\u200d]|(?<=i)\u0307"
+)
+
+
+def tokenize(text: str, *, is_query: bool = False) -> Iterator[list[str]]:
+    """Yield lists of the words of a text, in lower case and with stop words."""
+    for start, stop in _pieces(text):
+        piece = text[start:stop]
+        is_ascii = piece.isascii()
+        if not is_ascii:
+            piece = unicodedata.normalize("NFKC", piece).replace("\u2019", "'")
+        piece = piece.lower()
+        if not is_ascii:
+            piece = _LEFT_OUT.sub("", piece)
+        if "'" in piece:
+            piece = _CONTRACTION.sub(" ", piece)
+        words: list[str] = (_ASCII_WORD if is_ascii else _word()).findall(piece)
+        if not is_ascii:
+            words = [each for word in words for each in _of_run(word, is_query)]
+        if any(len(word) > _LONGEST or word.endswith("++") for word in words):
+            words = [each for word in words for each in _split(word)]
+        yield words
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """Return the pattern of a word in any script. Making it takes 50 ms."""
+    marks = "".join(c for c in map(chr, range(0x300, sys.maxunicode + 1))
+                    if unicodedata.category(c)[0] == "M" and not _IS_UNSPACED(c))  # fmt: skip
+    letter = rf"(?:[^\W{_UNSPACED}]|[{re.escape(marks)}])"
+    return re.compile(rf"[{_UNSPACED}]+|{letter}+(?:\+\+(?!{letter})|(?<=\b\w)#(?!{letter}))?")
+
+
+def _of_run(run: str, is_query: bool) -> Sequence[str]:
+    if not _IS_UNSPACED(run):
+        return (run,)
+    pairs = list(map(operator.add, run, run[1:]))
+    return pairs if is_query and pairs else [*pairs, *run]
+
+
+def _split(word: str) -> tuple[str, ...]:
+    word = word[:_LONGEST]
+    name = word.rstrip("+")
+    # A search for Notepad finds Notepad++. But C is another language than C++.
+    return (word, name) if word.endswith("++") and len(name) > 1 else (word,)
+
+
+def _pieces(text: str) -> Iterator[tuple[int, int]]:
+    """Cut a text between words where that is possible."""
+    start = 0
+    while len(text) - start > _PIECE:
+        stop = text.rfind(" ", start + _PIECE // 2, start + _PIECE) + 1 or start + _PIECE
+        yield start, stop
+        start = stop
+    yield start, len(text)
+
 
 log = logging.getLogger("rag_demo")
 
 _MEMORY_BYTES = 16 << 20  # that tantivy collects before it writes
 _FEWEST_HITS = 128
-TextsFrom = Callable[[int], Iterable[tuple[int, str]]]
-"""Returns numbers and texts of the documents from a number on."""
 
 
 class WordsFolder(NamedTuple):
@@ -88,14 +171,26 @@ def checksum_of(folder: Path) -> int:
     return checksum
 
 
-def add_texts(folder: Path, texts: Iterable[tuple[int, str]], language: str) -> Any:
-    """Add texts to the full-text index in a folder, which may be empty, and return it."""
+def add_texts(
+    folder: Path, documents: DocumentTable, start: int, alive: Mask, language: str
+) -> Any:
+    """Add texts to the full-text index in a folder, which may be empty, and return it.
+
+    Args:
+        folder: The folder.
+        documents: The documents.
+        start: The number of the first document to add.
+        alive: Whether each number counts; larger numbers do not.
+        language: The language of stems.
+    """
     tantivy = _tantivy()
     index = _quiet(tantivy.Index(_schema(), str(folder)))
     writer = index.writer(_MEMORY_BYTES, 1)
-    for number, text in texts:
+    for number, each in documents.stream(start):
+        if number >= len(alive) or not alive[number]:
+            continue
         document = tantivy.Document()
-        for words in tokenize(text):
+        for words in tokenize(each.text):
             document.add_text("words", " ".join(_stems(words, language)))
         document.add_unsigned("number", number)
         writer.add_document(document)
@@ -144,22 +239,14 @@ class TextIndex:
         self._index = self._opened
         self.end = 0 if self._saved is None else self._saved.end
 
-    def lacks(self, end: int) -> int:
-        """Return how many numbers below ``end`` the index has not seen."""
-        return end - self.end
-
-    def catch_up(self, end: int, texts_from: TextsFrom) -> None:
-        """Add the missing documents.
-
-        Args:
-            end: Add the documents with smaller numbers.
-            texts_from: See `TextsFrom`.
+    def catch_up(self, documents: DocumentTable, alive: Mask) -> None:
+        """Add the missing documents of those with a number in ``alive``.
 
         Raises:
-            RagDemoError: The full-text index cannot be written.
+            RagDemoError: tantivy or PyStemmer is not installed, or the disk is full.
         """
         with self._lock:
-            if self.end >= end:
+            if self.end >= len(alive):
                 return
             folder = self._folder
             self._folder = None  # After an error it is made again.
@@ -170,11 +257,10 @@ class TextIndex:
                         self._remove = weakref.finalize(self, shutil.rmtree, made, True)
                     folder = Path(self._remove.peek()[2][0], "words")  # type: ignore[index]  # alive
                     self.end = new_words(folder, self._saved)
-                texts = ((n, text) for n, text in texts_from(self.end) if n < end)
-                self._index = add_texts(folder, texts, self.language)
+                self._index = add_texts(folder, documents, self.end, alive, self.language)
             except (ValueError, OSError) as error:
                 raise RagDemoError(f"the full-text index cannot be written: {error}") from None
-            self._folder, self.end = folder, end
+            self._folder, self.end = folder, len(alive)
 
     def folder(self) -> WordsFolder | None:
         """Return the folder with the most documents, to copy it, or None."""
@@ -246,7 +332,7 @@ def stems_of(text: str, language: str, *, is_query: bool = False) -> list[str]:
     Args:
         text: The text.
         language: A language of PyStemmer, or "none" for the words as they are.
-        is_query: See `rag_demo.stores.tokens.tokenize`.
+        is_query: See `rag_demo.stores.words.tokenize`.
     """
     return [stem for words in tokenize(text, is_query=is_query) for stem in _stems(words, language)]
 
@@ -268,7 +354,7 @@ def _stem(word: str, language: str) -> str:
 
 @cache
 def _stemmer(language: str) -> Any:
-    with _installed():
+    with required("full-text search"):
         import Stemmer
 
     return Stemmer.Stemmer(language, 0).stemWord
@@ -282,7 +368,7 @@ def check_language(language: object) -> None:
     """
     if language in ("english", "none"):
         return
-    with _installed():
+    with required("full-text search"):
         import Stemmer
 
     if language not in Stemmer.algorithms():
@@ -294,7 +380,7 @@ def check_language(language: object) -> None:
 
 @cache
 def _tantivy() -> Any:
-    with _installed():
+    with required("full-text search"):
         import tantivy
 
         return tantivy
@@ -306,12 +392,3 @@ def _schema() -> Any:
     builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
     builder.add_unsigned_field("number", fast=True)
     return builder.build()
-
-
-@contextlib.contextmanager
-def _installed() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        name = "PyStemmer" if error.name == "Stemmer" else error.name
-        raise RagDemoError(f"full-text search needs {name}; {HOW_TO_INSTALL}") from None

@@ -54,14 +54,6 @@ def test_stream_error_is_one_line(saved: Path, script: str, code: int, wanted: s
     assert info(saved)["texts"] == 2
 
 
-def test_shell_completion_lists_commands() -> None:
-    script = "export _RAG_DEMO_COMPLETE; _RAG_DEMO_COMPLETE=bash_source rag-demo"
-    assert "_rag_demo_completion" in shell(script)[1]
-    script = "export _RAG_DEMO_COMPLETE COMP_WORDS='rag-demo ver' COMP_CWORD=1;"
-    found = shell(script + "_RAG_DEMO_COMPLETE=bash_complete rag-demo")
-    assert found[1].split() == ["plain,verify"]
-
-
 WITHOUT_CLICK = """
 import sys
 sys.modules["click"] = None

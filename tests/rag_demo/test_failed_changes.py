@@ -183,9 +183,9 @@ def test_vectors_of_another_dimension_are_refused(kind: Any, options: Any) -> No
     with used(kind, options) as retriever:
         retriever.embedding_model = Short()
         for mode in ("dense", "hybrid"):
-            with pytest.raises(ValueError, match="5 dimensions, but the retriever has 8"):
+            with pytest.raises(ValueError, match="5 dimensions, but those of the index 8"):
                 retriever.search("golf", mode=mode)
-        with pytest.raises(ValueError, match="5 dimensions, but the retriever has 8"):
+        with pytest.raises(ValueError, match="5 dimensions, but those of the index 8"):
             retriever.add(["a"], ids=["d1"])
         retriever.embedding_model = Hashed()
         assert is_whole(retriever, OLD)

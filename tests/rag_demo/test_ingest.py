@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -11,9 +12,7 @@ from typing import Any
 import pytest
 
 from support.programs import assert_clean, run_forked
-from support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
-from support.waiting import wait_for
-from support.zygotes import Zygotes
+from support.rag_command import documents, fail, info, succeed, write_lines
 
 BATCHES = 4500  # Documents; the first 2,048 of them are embedded before the next are read.
 
@@ -71,14 +70,6 @@ def test_changed_title_is_embedded_again(command: list[str | Path], tmp_path: Pa
     assert "2 of them unchanged" in succeed(*command)
 
 
-def start(zygotes: Zygotes, tmp_path: Path, *command: str | Path) -> int:
-    files: dict[str, Any] = {name: tmp_path / name for name in ("stdout", "stderr")}
-    for file in files.values():
-        file.write_text("")
-    program = 'from rag_demo.cli import main\nprint("ready", flush=True)\nmain()'
-    return zygotes.start(program, *map(str, command), **files)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_run_keeps_its_work_and_goes_on(
@@ -134,34 +125,16 @@ def test_run_after_a_bad_line_goes_on(command: list[str | Path], tmp_path: Path)
     assert len(texts(tmp_path / "i")) == 100
 
 
-@pytest.mark.slow
 def test_second_run_into_a_folder_is_refused(command: list[str | Path], tmp_path: Path) -> None:
     write(tmp_path, 10)
     succeed(*command)
-    write(tmp_path, 30_000)
-    zygotes = Zygotes()
-    pid = start(zygotes, tmp_path, *command)
-    wait_for((tmp_path / "stdout").read_text)
-    refused = ""
-
-    def is_refused() -> object:
-        nonlocal pid, refused
-        if (tmp_path / "stderr").read_text():  # It came while this process was asking.
-            assert zygotes.wait() == 2
-            pid = start(zygotes, tmp_path, *command)
-            wait_for((tmp_path / "stdout").read_text)
-        done = rag_demo("delete", tmp_path / "i", "nosuch")
-        refused = done.stderr if done.returncode == 2 else ""
-        assert "indexed" not in (tmp_path / "stdout").read_text(), "both have written"
-        return refused
-
-    wait_for(is_refused)
-    os.kill(pid, signal.SIGKILL)
-    zygotes.wait()
-    zygotes.close()
-    assert f"another process is writing into '{tmp_path / 'i'}'" in refused
-    assert 10 <= len(texts(tmp_path / "i")) < 30_000
-    succeed("verify", tmp_path / "i")
+    lock = os.open(tmp_path / "i", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for refused in (command, ["delete", tmp_path / "i", "3"]):
+        assert f"another process is writing into '{tmp_path / 'i'}'" in fail(*refused)
+    os.close(lock)
+    succeed(*command)
+    assert len(texts(tmp_path / "i")) == 10
 
 
 MEMORY = """

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from acceptance.search.reference import GivenVectors, check_all, filled, normal
-from rag_demo.exact_search.scan import wait_for_device
 from support.retriever_kinds import OnCpu
 
 
@@ -34,11 +32,3 @@ def test_near_ties_beyond_the_budget_are_exact() -> None:
     model = GivenVectors(documents, 1 + 0.01 * normal(32, 16, seed=1))
     with OnCpu(model, memory_budget=4 << 20) as retriever:
         check_all(retriever, filled(retriever, model), 7)
-
-
-@pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_streaming_waits_for_other_devices(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[str] = []
-    monkeypatch.setattr(getattr(torch, kind), "synchronize", lambda: waited.append(kind))
-    wait_for_device(torch.device(kind))
-    assert waited == [kind]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -163,7 +164,8 @@ def test_command_embeds_on_ray_and_starts_nothing_in_vain(
     options = ("--model", tiny_model)
     succeed("index", lines, "--out", tmp_path / "here", *options, "--no-cache")
     on_ray = ("index", lines, "--out", tmp_path / "ray", *options, "--on", "ray")
-    assert "indexed 50 texts" in succeed(*on_ray, "--actors", "1")
+    shown = on_a_terminal(*on_ray, "--actors", "1")
+    assert "texts/s per actor" in shown and "indexed 50 texts" in shown
     results = [
         [(each["id"], round(each["score"], 4)) for each in search_all(tmp_path / name)]
         for name in ("here", "ray")
@@ -174,6 +176,24 @@ def test_command_embeds_on_ray_and_starts_nothing_in_vain(
     shutil.rmtree(tmp_path / "ray")
     assert "pass a smaller --actors" in fail(*on_ray, "--actors", "1000")
     assert "Ray cannot be used" in fail(*on_ray, "--address", "127.0.0.1:1")
+
+
+def on_a_terminal(*command: str | Path) -> str:
+    """Run `rag-demo` with a terminal as stdout and stderr, and return what it prints."""
+    shown: list[bytes] = []
+    child = [sys.executable, "-m", "rag_demo", *map(str, command)]
+
+    def read(terminal: int) -> bytes:
+        shown.append(os.read(terminal, 65536))
+        return shown[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        patch.setattr(pty, "STDIN_FILENO", os.open(os.devnull, os.O_RDONLY))
+        status = pty.spawn(child, read)
+    output = b"".join(shown).decode()
+    assert os.waitstatus_to_exitcode(status) == 0, output
+    return output
 
 
 def search_all(folder: Path) -> list[dict[str, Any]]:

@@ -46,13 +46,6 @@ class Model:
     def embed_query(self, text): return [len(text), 1]
     def embed_documents(self, texts): return [self.embed_query(text) for text in texts]
 
-class Naive:
-    def __init__(self):
-        self.embeddings_tensor = torch.ones(3)
-    def __del__(self):
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
 def use(kind):
     with kind(Model()) as retriever:
         retriever.add(["a", "bbb", "cccccccc"])
@@ -63,16 +56,13 @@ def use(kind):
     left_open.add(["d"])
     return left_open
 
-folder = Path(sys.argv[2])
-if sys.argv[1] == "naive":
-    torch.kept = Naive()
-else:
-    torch.kept = [use(PyTorchGPURetriever), use(FaissRetriever)]
+folder = Path(sys.argv[1])
+torch.kept = [use(PyTorchGPURetriever), use(FaissRetriever)]
 """
 
 
 def test_program_with_open_retrievers_exits_cleanly(tmp_path: Path) -> None:
-    assert_clean(run_forked(PROGRAM, "retrievers", str(tmp_path)))
+    assert_clean(run_forked(PROGRAM, str(tmp_path)))
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 1.5, True, "3"])

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, IndexChangedError, RagDemoError, Reranker
@@ -20,7 +19,7 @@ from support.programs import run_forked
 from support.rag_command import info
 from support.releasing import gone, weak
 from support.retriever_kinds import OnCpu
-from support.small_collections import DIMENSION, Hashed, text_of, vector_of
+from support.small_collections import DIMENSION, Hashed, text_of
 from torch_utils import ResourceClosedError
 
 BOTH = pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "faiss"])
@@ -156,31 +155,6 @@ def test_running_search_does_not_block_changes_and_saves(
             thread.join(WAIT_S)
         assert found == [expected]
         assert answers_of(folder) == answers_of(tmp_path / "other") == answers(retriever)
-
-
-class Silent(Hashed):
-    """A model that cannot answer."""
-
-    def embed_query(self, text: str) -> Any:
-        raise AssertionError("the model was asked")
-
-    embed_queries = embed_documents = embed_query  # type: ignore[assignment]  # all of them fail
-
-
-@BOTH
-@pytest.mark.parametrize("mode", MODES)
-def test_search_batch_with_vectors_does_not_call_the_model(kind: Any, mode: str) -> None:
-    queries = [QUERY, "delta number7"]
-    with kind(Hashed()) as retriever:
-        add(retriever)
-        expected = retriever.search_batch(queries, mode=mode)
-        vectors = np.stack([vector_of(text) for text in queries])
-        retriever.embedding_model = Silent()
-        assert retriever.search_batch(queries, mode=mode, vectors=vectors) == expected
-        for wrong in (vectors[:1], np.zeros_like(vectors)):
-            if mode != "bm25":
-                with pytest.raises(ValueError, match=r"vector|row"):
-                    retriever.search_batch(queries, mode=mode, vectors=wrong)
 
 
 @BOTH

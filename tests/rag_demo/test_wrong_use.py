@@ -77,4 +77,4 @@ def test_only_full_text_search_needs_pystemmer() -> None:
     )
     found, missing = result.stdout.splitlines()
     assert found == "6 5", str(result)
-    assert "needs PyStemmer" in missing
+    assert "needs Stemmer" in missing

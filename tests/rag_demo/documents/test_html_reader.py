@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rag_demo.documents.html import read_html
+from rag_demo.documents.formats import read_html
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
-import signal
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from rag_demo import EmbeddingModel
 from support.programs import assert_clean, run_forked
-from support.waiting import wait_for
-from support.zygotes import Zygotes
 
 TEXTS = ["the cache", "how do i give memory back", "paris", "", "the cache"]
 MORE = [f"{number} the city" for number in range(120)]
@@ -140,51 +136,6 @@ def test_forked_child_and_parent_share_the_cache(tiny_model: Path, tmp_path: Pat
     assert_clean(run_forked(program, str(tiny_model), str(tmp_path / "c"), quick_end=True))
     with open_model(tiny_model, tmp_path / "c") as model:
         assert not embed(model, ["the cache", "paris", "the city"])[1]
-
-
-WRITER = """
-import sys
-from rag_demo import EmbeddingModel
-with EmbeddingModel(sys.argv[1], device="cpu", cache=sys.argv[2]) as model:
-    number = 0
-    while True:
-        number += 1
-        model.embed_documents([f"{number * int(sys.argv[3])} heap {n}" for n in range(50)])
-        print(number, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_killed_writers_leave_a_working_cache(
-    tiny_model: Path, tmp_path: Path, expected: Any
-) -> None:
-    with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(contextlib.closing(Zygotes())) for _ in range(2)]
-        for _ in range(2):
-            pids, outputs = [], []
-            for sign, writer in zip((1, -1), writers, strict=True):
-                files: dict[str, Any] = {
-                    name: tmp_path / f"{name}{sign}" for name in ("stdout", "stderr")
-                }
-                for file in files.values():
-                    file.write_text("")
-                outputs.append(files)
-                arguments = (str(tiny_model), str(tmp_path / "c"), str(sign))
-                pids.append(writer.start(WRITER, *arguments, **files))
-            for files in outputs:
-                stdout = files["stdout"]
-                wait_for(lambda stdout=stdout: stdout.read_text().count("\n") > 3)  # type: ignore[misc]  # mypy infers no default
-            for pid, writer, files in zip(pids, writers, outputs, strict=True):
-                os.kill(pid, signal.SIGKILL)
-                assert writer.wait() == -signal.SIGKILL
-                assert files["stderr"].read_text() == ""
-    texts = [f"{sign * n} heap {k}" for sign in (1, -1) for n in (1, 2, 3) for k in range(50)]
-    with open_model(tiny_model, tmp_path / "c") as model:
-        found, computed = embed(model, texts)
-        assert not computed
-    with EmbeddingModel(tiny_model, device="cpu") as model:
-        assert np.abs(model.embed_documents(texts) - found).max() < 1e-3
-    assert_works(tiny_model, tmp_path / "c", expected)
 
 
 def test_cache_ignores_vectors_of_a_changed_model(tiny_model: Path, tmp_path: Path) -> None:

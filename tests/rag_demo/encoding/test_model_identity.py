@@ -130,25 +130,6 @@ def test_dtype_changes_the_identity(tiny_model: Path, tmp_path: Path) -> None:
     assert load(tmp_path / "i", tiny_model, dtype="bfloat16") == 3
 
 
-def test_index_is_refused_after_the_model_has_changed(folder: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "s.jsonl", [{"text": text} for text in TEXTS])
-    command = ("index", source, "--out", tmp_path / "i", "--model", folder)
-    succeed(*command)
-    reverse_words(folder)
-    assert "--yes" in fail(*command)
-    assert "unchanged" not in succeed(*command, "--yes")
-    with (
-        EmbeddingModel(folder, device="cpu") as model,
-        PyTorchGPURetriever(model, device="cpu") as loaded,
-        PyTorchGPURetriever(model, device="cpu") as fresh,
-    ):
-        loaded.load(tmp_path / "i")
-        fresh.add(TEXTS)
-        for text in TEXTS:
-            scores = [[each.score for each in r.search(text)] for r in (loaded, fresh)]
-            assert scores[0] == pytest.approx(scores[1], abs=1e-6)
-
-
 def test_second_load_of_changed_files_is_refused(folder: Path) -> None:
     with EmbeddingModel(folder, device="cpu") as model:
         model.load_model()
