@@ -22,7 +22,7 @@ from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
 from rag_demo.encoding.encoder import Encoder, Kind
 from rag_demo.encoding.model_identity import ModelIdentity, identify
 from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
-from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError
+from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError, checked_texts
 from rag_demo.vectors import Vectors, shortened
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
 from torch_utils.resource import closes_on_error
@@ -264,17 +264,16 @@ class EmbeddingModel(Resource):
     def _embed(
         self, texts: Sequence[str], kind: Kind, on_progress: Callable[[int], object] | None
     ) -> Vectors:
-        if isinstance(texts, str):
-            raise TypeError("texts must be a sequence of str, got one str; pass a list")
-        for row, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(f"texts[{row}] must be str, got {type(text).__name__}")
+        texts = checked_texts(texts, "texts")
         with self._in_use:
             encoder = self._loaded()
         dimension = self._dimension_of(encoder)
         vectors = np.empty((len(texts), dimension), np.float32)
-        keys = self._look_up(texts, kind, vectors)
-        missing = [row for row in range(len(texts)) if keys.get(row, b"") is not None]
+        keys = self._keys(texts, kind)
+        known = self._cache.get([*{*keys}], dimension) if self._cache and keys else {}
+        missing = [row for row in range(len(texts)) if not keys or keys[row] not in known]
+        for row in {*range(len(texts))}.difference(missing):
+            vectors[row] = known[keys[row]]
         if on_progress is not None and len(missing) < len(texts):
             on_progress(len(texts) - len(missing))
 
@@ -283,18 +282,19 @@ class EmbeddingModel(Resource):
         def encode(batch_size: int, prepared: Any) -> Vectors:
             return shortened(encoder.encode(prepared, batch_size), dimension)
 
-        truncated = encoder.truncated
         # The longest texts come first, so that a lack of memory shows at once.
         for rows in _slices(sorted(missing, key=lambda row: -len(texts[row])), texts):
             with self._turn():
-                self._ensure_loaded(encoder)  # Another thread may have called `close`.
+                self.ensure_open()  # Another thread may have closed or unloaded it.
+                if self._encoder is not encoder:
+                    raise ModelError(f"{self.name} was unloaded while it was embedding")
                 some = [_encodable(texts[row]) for row in rows]
                 vectors[rows] = encode(encoder.prepare(some, kind))
-            self._store([keys.get(row) for row in rows], vectors[rows])
+            if self._cache and keys:
+                self._cache.put([keys[row] for row in rows], vectors[rows])
             if on_progress is not None:
                 on_progress(len(rows))
-        cut_off = encoder.truncated - truncated
-        log.debug("embedded %d texts, of which %d were cut off", len(texts), cut_off)
+        log.debug("embedded %d texts", len(texts))
         return vectors
 
     @contextlib.contextmanager
@@ -307,37 +307,15 @@ class EmbeddingModel(Resource):
         finally:
             self._in_use.release()
 
-    def _ensure_loaded(self, encoder: Encoder[Any]) -> None:
-        self.ensure_open()
-        if self._encoder is not encoder:
-            raise ModelError(f"{self.name} was unloaded while it was embedding")
-
-    def _look_up(
-        self, texts: Sequence[str], kind: Kind, vectors: Vectors
-    ) -> dict[int, bytes | None]:
-        """Fill in the vectors that the cache has.
-
-        Returns:
-            For each row its key, or None if its vector was found. Empty without a cache.
-        """
+    def _keys(self, texts: Sequence[str], kind: Kind) -> list[bytes]:
+        """Return the key of each text in the cache; nothing without a cache."""
         fingerprint = self._identity and self._identity.fingerprint
         if self._cache is None or not fingerprint:
-            return {}
+            return []
         computed = f"{self._dtype} {self.device}"
         if kind in self.prompts:
             computed += f" {self.prompts[kind]}"
-        keys = [make_key(fingerprint.encode(), computed, kind, text) for text in texts]
-        known = self._cache.get(list(dict.fromkeys(keys)), vectors.shape[1])
-        for row, key in enumerate(keys):
-            if key in known:
-                vectors[row] = known[key]
-        return {row: None if key in known else key for row, key in enumerate(keys)}
-
-    def _store(self, keys: list[bytes | None], vectors: Vectors) -> None:
-        if self._cache is not None:
-            rows = [row for row, key in enumerate(keys) if key is not None]
-            if rows:
-                self._cache.put([key for key in keys if key is not None], vectors[rows])
+        return [make_key(fingerprint.encode(), computed, kind, text) for text in texts]
 
     def _dimension_of(self, encoder: Encoder[Any]) -> int:
         return min(encoder.dimension, self.truncate_dim or encoder.dimension)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 HOW_TO_CREATE = "make one with: rag-demo index SOURCE --out FOLDER"
 HOW_TO_REBUILD = "make it again with: rag-demo index SOURCE --out"
@@ -128,3 +129,19 @@ def short_repr(value: object) -> str:
     except Exception:  # The repr is the caller's code; and long integers have no repr.
         return f"a {type(value).__name__}"
     return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."
+
+
+def checked_texts(values: Any, what: str) -> list[str]:
+    """Return a caller's sequence of str as a list.
+
+    Raises:
+        TypeError: It is one str, or one of its items is not str.
+    """
+    if isinstance(values, str):
+        raise TypeError(f"{what} must be a sequence of str, got one str; pass a list")
+    texts = list(values)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise TypeError(f"{what}[{number}] must be str, got {kind} {short_repr(text)}")
+    return texts

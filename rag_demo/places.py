@@ -20,11 +20,11 @@ def as_place(value: Any) -> Any:
     return PostgresUrl.parse(value)
 
 
-def open_database(url: Any, **options: Any) -> Any:
+def open_database(url: Any) -> Any:
     """Open the store of an index in a database, which the caller must close."""
     from rag_demo.stores.postgres import PostgresStore
 
-    return PostgresStore(url, **{"create": False, **options})
+    return PostgresStore(url, create=False)
 
 
 def load_manifest(place: Any) -> Manifest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,10 @@ import numpy as np
 from rag_demo.documents.document import Document
 from rag_demo.encoding.embedder import BasicEmbedder, as_embedder, check_embedding_model
 from rag_demo.encoding.model_identity import refuse_other_vectors
-from rag_demo.errors import short_repr
+from rag_demo.errors import checked_texts, short_repr
 from rag_demo.searching.arguments import (
     check_chunks,
     check_documents,
-    check_ids,
     check_queries,
     check_shape,
     check_weights,
@@ -180,7 +180,7 @@ class Retriever(Resource):
             How many documents were removed.
         """
         self.ensure_open()
-        return self.store.delete(check_ids(ids))
+        return self.store.delete(checked_texts(ids, "ids"))
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """Return a document for each id; None for an unknown one.
@@ -189,7 +189,7 @@ class Retriever(Resource):
             ids: The ids of the documents.
         """
         self.ensure_open()
-        return self.store.get(check_ids(ids))
+        return self.store.get(checked_texts(ids, "ids"))
 
     def ids(self) -> Iterator[str]:
         """Yield the ids of all documents, in the order in which they were added."""
@@ -372,18 +372,13 @@ class LocalRetriever(Retriever):
         arrow()
         from pyarrow import parquet
 
-        count, writer = 0, None
-        try:
-            for batch in self.store.batches():
-                table = batch.to_arrow()
-                writer = writer or parquet.ParquetWriter(path, table.schema)
+        tables = (batch.to_arrow() for batch in self.store.batches())
+        first = next(tables, None) or EmbeddedBatch.without_vectors([]).to_arrow()
+        count = 0
+        with parquet.ParquetWriter(path, first.schema) as writer:
+            for table in chain([first], tables):
                 writer.write_table(table)
-                count += len(batch.documents)
-            if writer is None:
-                parquet.write_table(EmbeddedBatch.without_vectors([]).to_arrow(), path)
-        finally:
-            if writer is not None:
-                writer.close()
+                count += table.num_rows
         return count
 
     def import_parquet(self, path: str | Path) -> int:

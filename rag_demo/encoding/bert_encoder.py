@@ -160,7 +160,6 @@ class BertEncoder(nn.Module):
         except KeyError as error:
             raise UnsupportedModelError(f"its weights have no {error}") from None
         self._has_grown = False
-        self.truncated = 0
         self.eval()
 
     @property
@@ -179,9 +178,7 @@ class BertEncoder(nn.Module):
         cleaned = [self._cleaned(prompt + text) for text in texts]
         # The fast method omits the positions of tokens in the text.
         encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
-        encodings = encode(cleaned)
-        self.truncated += sum(bool(encoding.overflowing) for encoding in encodings)
-        return [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in encode(cleaned)]
 
     @property
     def max_tokens(self) -> int:

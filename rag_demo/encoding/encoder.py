@@ -18,10 +18,6 @@ class Encoder(Protocol[Prepared]):
     def dimension(self) -> int:
         """Length of the vectors."""
 
-    @property
-    def truncated(self) -> int:
-        """How many texts were cut off so far; 0 if that is unknown."""
-
     def prepare(self, texts: Sequence[str], kind: Kind) -> Prepared:
         """Prepare texts for `encode`, for example make tokens."""
 

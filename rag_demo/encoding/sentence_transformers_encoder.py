@@ -29,8 +29,6 @@ class SentenceTransformersEncoder(nn.Module):
         ModelError: sentence-transformers is missing, or cannot load the model.
     """
 
-    truncated = 0  # unknown
-
     def __init__(
         self,
         path: str,

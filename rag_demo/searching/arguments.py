@@ -11,7 +11,7 @@ import numpy as np
 
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.documents.passages import PASSAGE_CHARS
-from rag_demo.errors import short_repr
+from rag_demo.errors import checked_texts, short_repr
 
 MODES = ("dense", "bm25", "hybrid")
 RANK_CONSTANT = 60  # of a hybrid search: Cormack, Clarke and Buettcher, SIGIR 2009
@@ -26,38 +26,20 @@ def check_documents(
         TypeError: A text or an id is not str, or metadata are not JSON.
         ValueError: Lengths differ, or an id is repeated.
     """
-    if isinstance(texts, str):
-        raise TypeError("texts must be a sequence of str, got one str; pass a list")
-    if isinstance(metadata, Mapping):
-        raise TypeError(
-            "metadata must be a sequence of mappings, one for each text, got one mapping"
-        )
-    names = None if ids is None else check_ids(ids)
-    texts, metadata = list(texts), None if metadata is None else list(metadata)
+    names = None if ids is None else checked_texts(ids, "ids")
+    texts, metadata = checked_texts(texts, "texts"), None if metadata is None else list(metadata)
     for what, values in (("metadata", metadata), ("ids", names)):
         if values is not None and len(values) != len(texts):
             raise ValueError(f"got {len(texts)} texts but {len(values)} {what}; pass one for each")
-    copied = [_text(text, f"texts[{number}]") for number, text in enumerate(texts)]
     if names is not None and len(set(names)) < len(names):
         ((repeated, _),) = Counter(names).most_common(1)
         raise ValueError(f"the id {short_repr(repeated)} appears twice; ids must differ")
-    known: Sequence[Mapping[str, Any]] = [{}] * len(copied) if metadata is None else metadata
+    known: Sequence[Mapping[str, Any]] = [{}] * len(texts) if metadata is None else metadata
     plain = [
         checked_metadata(each, f"text {number}" if names is None else short_repr(names[number]))
         for number, each in enumerate(known)
     ]
-    return copied, plain, names
-
-
-def check_ids(ids: Any) -> list[str]:
-    """Check a sequence of ids.
-
-    Raises:
-        TypeError: An id is not str, or ids are one str.
-    """
-    if isinstance(ids, str):
-        raise TypeError("ids must be a sequence of str, got one str; pass a list")
-    return [_text(name, f"ids[{number}]") for number, name in enumerate(ids)]
+    return texts, plain, names
 
 
 def check_chunks(size: Any, overlap: Any) -> None:
@@ -83,8 +65,6 @@ def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[s
         TypeError: A query is not str, or ``min_score`` is not a number.
         ValueError: ``top_k`` is not positive, ``min_score`` is NaN, or the mode is unknown.
     """
-    if isinstance(queries, str):
-        raise TypeError("queries must be a sequence of str, got one str; use search()")
     if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
         raise ValueError(f"top_k must be a positive whole number, got {short_repr(top_k)}")
     if not isinstance(min_score, (int, float, np.integer, np.floating, type(None))):
@@ -93,7 +73,7 @@ def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[s
         raise ValueError("min_score must not be NaN")
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {short_repr(mode)}")
-    return [_text(query, f"queries[{number}]") for number, query in enumerate(queries)]
+    return checked_texts(queries, "queries")
 
 
 def check_shape(vectors: Any, count: int) -> None:
@@ -123,9 +103,3 @@ def check_weights(weights: Any, min_score: Any, mode: str) -> tuple[float, float
             f"{highest:.4f}; use mode='dense', whose scores are cosines"
         )
     return dense, words
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{what} must be str, got {type(value).__name__} {short_repr(value)}")
-    return value

@@ -99,14 +99,14 @@ class DocumentTable(Database):
         query = f"{_SELECT} WHERE number IN ({{}})"
         with self.use():
             found = {row[0]: _document(row) for row in self._in_batches(query, numbers)}
-            return [_present(found, number) for number in numbers]
+            return _in_order(found, numbers)
 
     def ids(self, numbers: Rows) -> list[str]:
         """Return the ids of documents by their numbers."""
         query = "SELECT number, id FROM documents WHERE number IN ({})"
         with self.use():
             found = dict(self._in_batches(query, numbers.tolist()))
-            return [_text(_present(found, number)) for number in numbers.tolist()]
+            return list(map(_text, _in_order(found, numbers.tolist())))
 
     def find(self, ids: Sequence[str], alive: Mask) -> dict[str, int]:
         """Return the numbers of the documents with these ids that count.
@@ -224,10 +224,10 @@ def _clause(condition: Condition) -> tuple[str, list[Any]]:
     return f"item = 0 AND {negation}({' OR '.join(parts) or '0'})", every
 
 
-def _present(found: dict[int, Any], number: int) -> Any:
+def _in_order(found: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
     try:
-        return found[number]
-    except KeyError:
+        return [found[number] for number in numbers]
+    except KeyError as number:
         raise DamagedRowError(f"document {number} is missing") from None
 
 

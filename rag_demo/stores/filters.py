@@ -111,7 +111,7 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
     if depth > _MOST_DEPTH:
         raise ValueError(f"where has filters nested more than {_MOST_DEPTH} deep")
     if not isinstance(where, Mapping):
-        raise TypeError(f"where must be a mapping or a function, got {short_repr(where)}")
+        raise TypeError(f"where must be a mapping or one function, got {short_repr(where)}")
     parts: list[Filter] = []
     for key, wanted in where.items():
         if not isinstance(key, str):
@@ -119,11 +119,8 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
         if key in _LOGICAL:
             parts.append(_logical(key, wanted, depth + 1))
         elif key.startswith("$"):
-            raise ValueError(
-                f"where has the unknown operator {short_repr(key)}; combine filters with "
-                f"{', '.join(_LOGICAL)}, and compare the value of a metadata key with "
-                f"{', '.join(OPERATORS)}"
-            )
+            known = ", ".join(_LOGICAL)
+            raise ValueError(f"where has the unknown operator {short_repr(key)}; use {known}")
         else:
             parts += _conditions(key, wanted)
     return All(tuple(parts))
@@ -134,9 +131,6 @@ def _logical(name: str, wanted: Any, depth: int) -> Filter:
         wanted = [wanted]
     if not isinstance(wanted, (list, tuple)) or not wanted:
         raise TypeError(f"{name} in where must have a list of filters, got {short_repr(wanted)}")
-    for each in wanted:
-        if not isinstance(each, Mapping):
-            raise TypeError(f"{name} in where takes mappings, got {short_repr(each)}")
     parts = tuple(parse_filter(each, depth) for each in wanted)
     if name == "$not":
         return Not(parts[0])
@@ -144,27 +138,27 @@ def _logical(name: str, wanted: Any, depth: int) -> Filter:
 
 
 def _conditions(key: str, wanted: Any) -> list[Filter]:
-    if not isinstance(wanted, Mapping):
-        is_several = isinstance(wanted, (list, tuple, set, frozenset))
-        return [_condition(key, "$in" if is_several else "$eq", _plain(key, wanted))]
-    if not any(str(name).startswith("$") for name in wanted):
-        if wanted and _WITHOUT_DOLLAR.issuperset(wanted):
+    is_mapping = isinstance(wanted, Mapping)
+    if not is_mapping or not any(str(name).startswith("$") for name in wanted):
+        if is_mapping and wanted and _WITHOUT_DOLLAR.issuperset(wanted):
             name = next(iter(wanted))
             raise ValueError(f"where uses {name!r} for {short_repr(key)}; write ${name}")
-        return [Condition(key, "$eq", _plain(key, wanted))]
+        is_several = isinstance(wanted, (list, tuple, set, frozenset))
+        wanted = {"$in" if is_several else "$eq": wanted}
+    parts = []
     for name, value in wanted.items():
         if name not in OPERATORS:
-            raise ValueError(
-                f"where has the unknown operator {short_repr(name)}; "
-                f"use one of {', '.join(OPERATORS)}"
-            )
-        if name in COMPARISONS and encode(_plain(key, value))[0] not in (NUMBER, TEXT, BOOLEAN):
-            raise TypeError(
-                f"{name} in where must have a number or a string, got {short_repr(value)}"
-            )
-        if name in ("$in", "$nin") and not isinstance(value, (list, tuple, set, frozenset)):
-            raise TypeError(f"{name} in where must have a list, got {short_repr(value)}")
-    return [_condition(key, name, _plain(key, value)) for name, value in wanted.items()]
+            known = ", ".join(OPERATORS)
+            raise ValueError(f"where has the unknown operator {short_repr(name)}; use {known}")
+        plain, what = _plain(key, value), ""
+        if name in COMPARISONS and encode(plain)[0] not in (NUMBER, TEXT, BOOLEAN):
+            what = "a number or a string"
+        elif name in ("$in", "$nin") and not isinstance(plain, list):
+            what = "a list"
+        if what:
+            raise TypeError(f"{name} in where must have {what}, got {short_repr(value)}")
+        parts.append(_condition(key, name, plain))
+    return parts
 
 
 def _condition(key: str, name: str, wanted: Any) -> Filter:

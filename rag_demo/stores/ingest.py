@@ -160,14 +160,14 @@ def ingest(
         known = writer.manifest
         if based_on is not None and getattr(known, "commit", None) != based_on:
             raise IndexChangedError(f"another program has changed '{folder}' meanwhile; run again")
-        has_source = known is not None and bool(known.rows or known.source)
+        has_source = known is not None and bool(known.count or known.source)
         if has_source and not replace and known.source != source:
             other = known.source
             what = f"the index of {other}" if other else "an index that a program made"
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
         model = as_embedder(embedding_model).identity
         if known is None or known.model is None or not known.model.is_same(model):
-            if known is not None and known.rows and not replace:
+            if known is not None and known.count and not replace:
                 raise _other(folder, f"vectors of the model {known.model}, not of {model}")
             writer.clear(model)
         if language is not None:

@@ -283,11 +283,6 @@ class Manifest:
     next: int
 
     @property
-    def rows(self) -> int:
-        """How many documents there are; each has a vector at least."""
-        return self.count
-
-    @property
     def commit(self) -> str:
         """A name for the state, which changes when documents are added."""
         return f"{self.next} {self.count}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rag_demo import FaissRetriever, IndexChangedError, RagDemoError, Reranker
+from rag_demo import FaissRetriever, RagDemoError, Reranker
 from rag_demo.errors import ModelError
 from support.programs import run_forked
 from support.rag_command import info
@@ -80,26 +80,6 @@ def test_second_save_writes_only_the_changes(kind: Any, tmp_path: Path) -> None:
         assert answers(fresh) == expected
         assert "3" not in {each.id for each in fresh.search(QUERY, 200)}
         assert fresh.search("golf golf", 1)[0].id == "new"
-
-
-@BOTH
-def test_save_over_a_change_by_another_program_needs_overwrite(kind: Any, folder: Path) -> None:
-    with kind(Hashed()) as first, kind(Hashed()) as second:
-        first.load(folder)
-        second.load(folder)
-        second.delete([str(n) for n in range(50)])
-        second.save(folder)
-        first.add(["golf golf"], ids=["new"])
-        for _ in range(2):
-            with pytest.raises(IndexChangedError, match="load it"):
-                first.save(folder)
-        assert answers_of(folder) == answers(second)
-        first.save(folder, overwrite=True)
-        assert len(second) == 50
-        assert answers_of(folder) == answers(first)
-        assert len(first) == 101
-        first.delete(["new"])
-        first.save(folder)
 
 
 @pytest.mark.slow

@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rag_demo import PyTorchGPURetriever
 from support.small_collections import Hashed, text_of
 
-STOP_WORDS = ["the", "of"]
-VOCABULARY = ["run", "parks", "memory", "cached", "tensors", "gradient", "c", "gpu", *STOP_WORDS]
 QUERY = "running cache c c"
-WANTED = {"run", "cached", "c"}
 
 
 def scores(retriever: Any) -> dict[str, float]:
     return {each.id: each.score for each in retriever.search(QUERY, 100, mode="bm25")}
-
-
-@pytest.mark.slow
-@given(st.lists(st.lists(st.sampled_from(VOCABULARY), max_size=90), min_size=1, max_size=12))
-@settings(max_examples=30, deadline=None)
-def test_full_text_search_finds_documents_with_a_word(texts: list[list[str]]) -> None:
-    """After adding, deleting, saving and loading."""
-    half = len(texts) // 2
-    written = [" ".join(text) for text in texts]
-    names = [str(number) for number in range(len(texts))]
-    having = {name for name, text in zip(names, texts, strict=True) if WANTED & set(text)}
-    with (
-        PyTorchGPURetriever(Hashed(), device="cpu") as retriever,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        retriever.add(["memory run c gone", *written[:half]], ids=["gone", *names[:half]])
-        retriever.search(QUERY, mode="bm25")
-        retriever.add(written[half:], ids=names[half:])
-        retriever.delete(["gone"])
-        found = scores(retriever)
-        assert found.keys() == having
-        assert all(score > 0 for score in found.values())
-        retriever.save(Path(folder, "index"))
-        retriever.load(Path(folder, "index"))
-        assert scores(retriever).keys() == having
-        retriever.delete(names[half:])
-        assert scores(retriever).keys() == having & set(names[:half])
 
 
 def test_scores_are_bm25_scores() -> None:
