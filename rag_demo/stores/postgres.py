@@ -92,7 +92,7 @@ def fact(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         code = encode(value)[1]
         if code in (math.inf, -math.inf):  # JSON has no infinity; this is beyond all metadata.
-            return 10**4_001 if code > 0 else -(10**4_001)
+            return 10**4_299 if code > 0 else -(10**4_299)
         return int(code) if isinstance(code, float) and code.is_integer() else code
     return value
 
