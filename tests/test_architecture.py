@@ -54,7 +54,6 @@ PRIVATE_TESTS = {
     "tests/rag_demo/documents/test_html_reader.py": "a parser",
     "tests/rag_demo/documents/test_passage_cutter.py": "an algorithm with many edges",
     "tests/rag_demo/test_store.py": "ingestion by the functions that examples use",
-    "tests/rag_demo/test_memory_budget.py": "waits for devices that are rare",
     "tests/support/ray_program.py": "puts a model that records its end into actors",
     "tests/support/releasing.py": "gives the search for holders time on a busy machine",
     "tests/support/clean_exit.py": "says where the commands live; the parser of stderr",
