@@ -119,8 +119,11 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
         if key in _LOGICAL:
             parts.append(_logical(key, wanted, depth + 1))
         elif key.startswith("$"):
-            known = ", ".join(_LOGICAL)
-            raise ValueError(f"where has the unknown operator {short_repr(key)}; use {known}")
+            logical, compared = ", ".join(_LOGICAL), ", ".join(OPERATORS)
+            raise ValueError(
+                f"where has the unknown operator {short_repr(key)}; combine filters with "
+                f"{logical}, and compare the value of a metadata key with {compared}"
+            )
         else:
             parts += _conditions(key, wanted)
     return All(tuple(parts))
