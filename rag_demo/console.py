@@ -36,9 +36,11 @@ def progress(
     from rich.progress import Progress, TextColumn
 
     console, last = Console(stderr=True), "{task.completed} done {task.fields[status]}"
+    if not console.is_terminal:  # A hidden bar of older rich prints an empty line.
+        yield lambda count: None
+        return
     columns = Progress.get_default_columns()[: 4 if total else 3]
-    is_hidden = not console.is_terminal
-    with Progress(*columns, TextColumn(last), console=console, disable=is_hidden) as bar:
+    with Progress(*columns, TextColumn(last), console=console) as bar:
         task = bar.add_task(label, total=total, status="")
         yield lambda count: bar.update(task, advance=count, status=status())
 

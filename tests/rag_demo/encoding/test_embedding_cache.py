@@ -123,6 +123,7 @@ def test_unusable_file_is_left_alone(
 def test_forked_child_and_parent_share_the_cache(tiny_model: Path, tmp_path: Path) -> None:
     program = """
     import os, sys, warnings
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Older tokenizers print advice after a fork.
     from rag_demo import EmbeddingModel
     warnings.simplefilter("ignore")  # Python 3.12 warns of every fork beside threads.
     with EmbeddingModel(sys.argv[1], device="cpu", cache=sys.argv[2]) as model:
