@@ -153,15 +153,19 @@ def snapshot(folder: Path, folder_of_snapshots: Path) -> None:
     Replicas serve SNAPSHOTS/latest, or fetch the newest number. Other processes may change DIR
     meanwhile.
     """
+    from rag_demo.stores.ingest import exit_on_sigterm
+
     folder_of_snapshots.mkdir(parents=True, exist_ok=True)
     numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
     target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"
     unfinished = folder_of_snapshots / f".{target.name}-{os.getpid()}"
     try:
-        with contextlib.closing(open_saved(folder)) as store:
+        with exit_on_sigterm(), contextlib.closing(open_saved(folder)) as store:
             store.save(unfinished, store.manifest.model)
             count = store.count
-        unfinished.rename(target)
+            unfinished.rename(target)
+    except OSError as error:
+        raise RagDemoError(f"'{target}' cannot be made: {error}; try again") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     link = folder_of_snapshots / f".{_LATEST}-{os.getpid()}"

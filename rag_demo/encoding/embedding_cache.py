@@ -95,7 +95,7 @@ class EmbeddingCache:
             if self._is_usable:
                 with self._database.use() as connection:
                     return action(connection)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError, TypeError) as error:  # The last two: damage.
             log.warning(
                 "the embedding cache %s is not used: %s; remove it if it is damaged",
                 self._path, error,

@@ -205,7 +205,10 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
             row = tables and database.execute("SELECT value FROM manifest").fetchone()
             if row:
-                return use(database, _parsed(path, row[0]))
+                manifest = _parsed(path, row[0])
+                if manifest.file_number != number:  # A writer removes what it does not name.
+                    raise damaged(path, f"its manifest names files {manifest.file_number}")
+                return use(database, manifest)
             # Tables are committed before there are other files.
             if not tables and any(each.startswith((f"vectors-{number}.", f"words-{number}-"))
                                   for each in names):  # fmt: skip
@@ -383,7 +386,7 @@ class SavedIndex:
         alive: Whether the document of each number exists.
         documents: The documents.
         words: The full-text index; None if it is missing or damaged.
-        words_index: It, open.
+        words_index: It, open; None if tantivy cannot open it.
 
     Raises:
         IndexFileError: The index is missing, damaged, or of another version.
@@ -418,8 +421,8 @@ class SavedIndex:
             with self.documents.use():  # It stays open, even if the file is removed.
                 pass
             words = manifest.words(self.folder)
-            self.words_index = None if words is None else words.open()
-            self.words = words if self.words_index is not None else None
+            self.words = words if words is not None and words.is_whole() else None
+            self.words_index = None if self.words is None else self.words.open()
             stack.pop_all()
 
     def verify(self) -> None:
@@ -435,7 +438,7 @@ class SavedIndex:
                 raise DamagedRowError("documents are missing")
         words = self.manifest.words(self.folder)
         if words is not None and self.words is None:
-            raise damaged(words.folder, "its checksum is wrong, or it cannot be opened")
+            raise damaged(words.folder, "its checksum is wrong")
 
     def check(self) -> None:
         """Check the structure of the database, and all vectors."""
@@ -783,7 +786,9 @@ class IndexWriter:
         if finished and not self.wastes_space:
             self.catch_up_words()
         self.commit(source, finished=finished)
-        if finished and self.wastes_space:
+        if not finished or not self.wastes_space:
+            return
+        try:
             with contextlib.closing(SavedIndex(self.folder)) as old:
                 self.clear(old.manifest.model)
                 parts = old.documents, old.owners, old.passages, old.alive, old.take
@@ -791,6 +796,11 @@ class IndexWriter:
                     self.upsert(batch)
                 self.catch_up_words()
                 self.commit(source)
+        except DamagedIndexError:
+            raise
+        except IndexFileError as error:
+            log.warning("the change is saved, but deleted texts still take space: %s", error)
+            self._read()
 
     def commit(
         self,

@@ -129,17 +129,22 @@ class WordsFolder(NamedTuple):
     end: int
     checksum: int
 
-    def open(self) -> Any:
-        """Open the index, which stays open when its files are removed. None if it is damaged.
-
-        Tantivy neither checks its files nor survives damage.
+    def is_whole(self) -> bool:
+        """Compare the files with their checksum; tantivy does not, and does not survive damage.
 
         Raises:
             FileNotFoundError: A file is missing.
         """
-        if checksum_of(self.folder) != self.checksum:
+        is_whole = checksum_of(self.folder) == self.checksum
+        if not is_whole:
             log.warning("the full-text index '%s' is damaged; it is made again", self.folder)
-            return None
+        return is_whole
+
+    def open(self) -> Any:
+        """Open the index, which stays open when its files are removed.
+
+        None if that is impossible, such as in a read-only folder: tantivy locks a file in it.
+        """
         try:
             return _quiet(_tantivy().Index.open(str(self.folder)))
         except (ValueError, RagDemoError) as error:  # For example, tantivy is not installed.
@@ -153,7 +158,8 @@ def new_words(folder: Path, known: WordsFolder | None) -> int:
     if known is not None:
         try:
             shutil.copytree(known.folder, folder)
-            if checksum_of(folder) == known.checksum:
+            copy = known._replace(folder=folder)
+            if checksum_of(folder) == known.checksum and copy.open() is not None:
                 return known.end
         except (OSError, shutil.Error):  # A writer has removed it.
             pass
@@ -237,7 +243,8 @@ class TextIndex:
         self._remove = None
         self._folder: Path | None = None  # in the temporary folder
         self._index = self._opened
-        self.end = 0 if self._saved is None else self._saved.end
+        # What cannot be opened is copied.
+        self.end = 0 if self._saved is None or self._index is None else self._saved.end
 
     def catch_up(self, documents: DocumentTable, alive: Mask) -> None:
         """Add the missing documents of those with a number in ``alive``.
