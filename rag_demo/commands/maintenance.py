@@ -114,7 +114,7 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
 
     rag-demo search --json prints the IDs.
     """
-    from rag_demo.stores.index_folder import IndexWriter
+    from rag_demo.stores.index_writer import IndexWriter
     from rag_demo.stores.ingest import exit_on_sigterm
 
     if not ids and not conditions:

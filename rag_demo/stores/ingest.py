@@ -29,7 +29,8 @@ from rag_demo.errors import (
     ModelError,
     OtherIndexError,
 )
-from rag_demo.stores.index_folder import IndexWriter, read_manifest
+from rag_demo.stores.index_folder import read_manifest
+from rag_demo.stores.index_writer import IndexWriter
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
 from rag_demo.vectors import normalized

@@ -20,14 +20,8 @@ from rag_demo.exact_search.candidates import Pairs
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
-from rag_demo.stores.index_folder import (
-    GONE,
-    MOST_BEHIND,
-    IndexWriter,
-    Manifest,
-    SavedIndex,
-    temporary_documents,
-)
+from rag_demo.stores.index_folder import GONE, Manifest, SavedIndex, temporary_documents
+from rag_demo.stores.index_writer import MOST_BEHIND, IndexWriter
 from rag_demo.stores.ranking import (
     FUSED_FROM,
     Ranked,

@@ -59,7 +59,7 @@ def test_change_is_saved_if_space_cannot_be_reclaimed(
     def full(*args: object) -> None:
         raise IndexFileError("no space left")
 
-    monkeypatch.setattr("rag_demo.stores.index_folder.IndexWriter.clear", full)
+    monkeypatch.setattr("rag_demo.stores.index_writer.IndexWriter.clear", full)
     succeed("delete", index, *TEXTS[30:])
     assert "deleted texts still take space: no space left" in caplog.text
     assert info(index)["texts"] == 30
