@@ -329,7 +329,7 @@ class IndexWriter:
                 self.commit(source)
         except DamagedIndexError:
             raise
-        except IndexFileError as error:
+        except RagDemoError as error:
             log.warning("the change is saved, but deleted texts still take space: %s", error)
             self._read()
 

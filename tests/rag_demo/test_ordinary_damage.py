@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_demo import EmbeddingModel, PyTorchGPURetriever
-from rag_demo.errors import IndexFileError
+from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
 from support.rag_command import fail, info, succeed
 
 TEXTS = [f"text{number}" for number in range(60)]
@@ -57,7 +56,7 @@ def test_change_is_saved_if_space_cannot_be_reclaimed(
     index: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*args: object) -> None:
-        raise IndexFileError("no space left")
+        raise RagDemoError("no space left")
 
     monkeypatch.setattr("rag_demo.stores.index_writer.IndexWriter.clear", full)
     succeed("delete", index, *TEXTS[30:])
