@@ -42,16 +42,6 @@ def model() -> Iterator[EmbeddingModel]:
         yield opened
 
 
-def test_vectors_have_the_documented_shape_dtype_and_order(model: EmbeddingModel) -> None:
-    vectors = model.embed_documents([*ANSWERS, "short", "a much longer text " * 30])
-    assert vectors.shape == (5, model.dimension) == (5, 384)
-    assert vectors.dtype == np.float32
-    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
-    for row, text in enumerate(ANSWERS):
-        assert model.embed_query(text) @ vectors[row] == pytest.approx(1, abs=1e-5)
-    assert model.embed_documents([]).shape == (0, 384)
-
-
 def test_prompts_and_truncate_dim_change_vectors_and_identity(model: EmbeddingModel) -> None:
     prompts = {"query": "search: ", "document": "text: "}
     with EmbeddingModel(prompts=prompts, truncate_dim=64) as other:
@@ -65,13 +55,6 @@ def test_prompts_and_truncate_dim_change_vectors_and_identity(model: EmbeddingMo
         assert asked.identity.is_same(model.identity)
     with pytest.raises(ValueError, match="prompts must map"):
         EmbeddingModel(prompts={"passage": "x"})
-
-
-def test_progress_counts_every_text(model: EmbeddingModel) -> None:
-    counts: list[int] = []
-    model.embed_documents(["text"] * 300, on_progress=counts.append)
-    assert sum(counts) == 300
-    assert len(counts) > 1
 
 
 def test_out_of_memory_halves_the_batch(

@@ -115,16 +115,6 @@ def test_interrupted_run_keeps_its_work_and_goes_on(
     assert info(tmp_path / "i")["finished"] is True
 
 
-def test_run_after_a_bad_line_goes_on(command: list[str | Path], tmp_path: Path) -> None:
-    write(tmp_path, 100)
-    good = (tmp_path / "s.jsonl").read_text()
-    (tmp_path / "s.jsonl").write_text(f"{good}{{")
-    assert "s.jsonl:101: not JSON" in fail(*command)
-    (tmp_path / "s.jsonl").write_text(good)
-    assert "of them unchanged" in succeed(*command)
-    assert len(texts(tmp_path / "i")) == 100
-
-
 def test_second_run_into_a_folder_is_refused(command: list[str | Path], tmp_path: Path) -> None:
     write(tmp_path, 10)
     succeed(*command)

@@ -10,7 +10,6 @@ import pytest
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 from support.programs import assert_clean, run_forked
-from torch_utils import ReleasedError
 
 KINDS = (PyTorchGPURetriever, FaissRetriever)
 TEXTS = ["cache", "memory", "paris", "tensor", "gradient", "a cache of memory"]
@@ -93,24 +92,6 @@ def test_too_few_or_too_many_vectors_are_refused(retriever: Any, count: int) -> 
     for mode in ("dense", "hybrid"):
         with pytest.raises(ValueError, match=f"{count} vectors for 2 texts|the shape"):
             retriever.search_batch(["one", "two"], mode=mode)
-
-
-def test_search_with_a_released_model_raises() -> None:
-    import torch
-
-    from torch_utils import release
-
-    class TorchModel(LetterModel):
-        layer = torch.nn.Linear(26, 26)
-
-        def embed_documents(self, texts: Any) -> Any:
-            return self.layer(torch.from_numpy(super().embed_documents(texts))).detach().numpy()
-
-    with PyTorchGPURetriever(TorchModel()) as retriever:
-        retriever.add(TEXTS)
-        release(TorchModel.layer)
-        with pytest.raises(ReleasedError, match="Linear was released"):
-            retriever.search("cache")
 
 
 def test_stats_report_size_dimension_and_bytes(retriever: Any) -> None:

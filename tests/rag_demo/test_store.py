@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from rag_demo import FaissRetriever, RagDemoError, Reranker
+from rag_demo import FaissRetriever, Reranker
 from rag_demo.errors import ModelError
 from support.programs import run_forked
 from support.rag_command import info
 from support.releasing import gone, weak
 from support.retriever_kinds import OnCpu
 from support.small_collections import DIMENSION, Hashed, text_of
+from support.tiny_model import write_tiny_reranker
 from torch_utils import ResourceClosedError
 
 BOTH = pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "faiss"])
@@ -137,26 +137,6 @@ def test_running_search_does_not_block_changes_and_saves(
         assert answers_of(folder) == answers_of(tmp_path / "other") == answers(retriever)
 
 
-@BOTH
-def test_index_in_a_read_only_folder_is_searched(kind: Any, folder: Path) -> None:
-    expected = answers_of(folder)
-    before = {path.name for path in folder.iterdir()}
-    for path in folder.iterdir():
-        path.chmod(0o444)
-    folder.chmod(0o555)
-    try:
-        if os.access(folder, os.W_OK):
-            pytest.skip("this user, such as root, may write whatever the permissions are")
-        with kind(Hashed()) as retriever:
-            retriever.load(folder)
-            assert answers(retriever) == expected
-            with pytest.raises(RagDemoError, match="cannot be written"):
-                retriever.save(folder)
-        assert {path.name for path in folder.iterdir()} == before
-    finally:
-        folder.chmod(0o755)
-
-
 def in_child(work: Callable[[], object]) -> int:
     """Do something in a forked child, and return its exit status."""
     pid = os.fork()
@@ -195,20 +175,8 @@ def test_forked_child_searches_without_affecting_the_parent(kind: Any, folder: P
 
 
 @pytest.fixture(scope="module")
-def cross_encoder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of one layer with one score for a pair, and random weights."""
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification
-
-    bert, folder = tiny_model.parent / "transformer", tmp_path_factory.mktemp("cross")
-    changed = {"num_labels": 1, "num_hidden_layers": 1, "initializer_range": 0.5}
-    torch.manual_seed(0)
-    BertForSequenceClassification(BertConfig.from_pretrained(bert, **changed)).save_pretrained(
-        folder
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(bert / name, folder)
-    return folder
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_reranker(tmp_path_factory.mktemp("cross"), QUERY, TEXTS[:9])
 
 
 @pytest.fixture

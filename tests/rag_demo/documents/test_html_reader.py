@@ -30,14 +30,6 @@ def test_read_html_returns_visible_text(page: str, text: str) -> None:
     assert read_html(page).text.rstrip() == text
 
 
-def test_read_html_reports_lines_and_anchors() -> None:
-    page = '<body>\n<p>one\ntwo</p>\n\n<h2 id="port">Port</h2>\n<p>8443</p>\n'
-    found = read_html(page)
-    assert found.place(0) == {"line": 2}
-    assert found.place(found.text.index("## Port")) == {"line": 5, "anchor": "port"}
-    assert found.place(found.text.index("8443")) == {"line": 6, "anchor": "port"}
-
-
 @pytest.mark.parametrize("part", ["<a ", "<a x='", "<!--", "<script>", "<p>", "&#", "<a id=x>t"])
 def test_tags_that_are_not_closed_take_no_quadratic_time(part: str) -> None:
     started_s = time.perf_counter()

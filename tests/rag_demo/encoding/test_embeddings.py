@@ -170,6 +170,7 @@ def test_odd_texts_have_vectors(folder: Path) -> None:
     texts = ["", "lone \ud800 surrogate", "the cache " * 100_000, "x" * 2_000_000, "\x00\ufffd"]
     vectors = embed(folder, texts)
     assert np.isfinite(vectors).all()
+    assert embed(folder, []).shape == (0, 48)
     assert np.abs(vectors[1] - embed(folder, ["lone ? surrogate"])[0]).max() < 1e-6
     assert np.abs(vectors[2] - embed(folder, ["the cache " * 200])[0]).max() < 1e-6
 
