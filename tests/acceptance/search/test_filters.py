@@ -144,16 +144,6 @@ def test_filters_find_what_the_documentation_says(kind: Any, repeated: int) -> N
                 assert {int(result.id) for result in results} <= set(every)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_different_lists_and_keys(kind: Any) -> None:
-    """More of them than anybody would look up in a table."""
-    metadata = [{"tags": [n], f"key{n}": n} for n in range(600)]
-    with kind(MODEL) as retriever:
-        add(retriever, metadata)
-        for where in ({"tags": {"$eq": [7]}}, {"key7": 7}, {"key599": {"$gt": 1}}):
-            assert found(retriever, where) == expected(metadata, where) != []
-
-
 @pytest.mark.parametrize(
     ("where", "error"),
     [

@@ -13,7 +13,6 @@ from acceptance.search.reference import GivenVectors
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
-MODES = ["dense", "bm25", "hybrid"]
 RARE = ["gradient", "parks", "tensor", "cuda", "heap"]
 COUNT = 1_200
 
@@ -92,23 +91,6 @@ def test_options_are_those_of_dense_search(mode: str) -> None:
         even = retriever.search(query, 30, where={"even": True}, mode=mode)
         assert len(even) == 30
         assert all(result.metadata["even"] for result in even)
-
-
-def test_rare_words_count_more() -> None:
-    with PyTorchGPURetriever(Vectors(), device="cpu") as retriever:
-        retriever.add(["1 common", "2 common", "3 common", "4 rare"], ids=list("abcd"))
-        assert ids(retriever.search("0 common rare", mode="bm25")) == ["d", "a", "b", "c"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_ties_are_ordered_by_id(mode: str) -> None:
-    names = [f"{number:03}" for number in range(150)]
-    with PyTorchGPURetriever(Vectors(), device="cpu") as retriever:
-        retriever.add(["1 same words"] * 150, ids=names[::-1])
-        assert ids(retriever.search("1 words", 3, mode=mode)) == names[:3]
-        retriever.delete(["001"])
-        retriever.add(["1 same words"], ids=["000a"])
-        assert ids(retriever.search("1 words", 3, mode=mode)) == ["000", "000a", "002"]
 
 
 def test_the_end_of_a_long_text_is_found() -> None:
