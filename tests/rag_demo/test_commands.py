@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -186,21 +184,6 @@ def test_model_option_names_a_moved_model(tmp_path: Path) -> None:
         assert "--model" in said
         succeed(*command, "--model", now)
     assert "0 remain" in succeed("delete", index, "--where", "line>=0")  # It needs no model.
-
-
-def test_unusable_cache_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache = tmp_path / "rag-demo" / "embeddings.sqlite"
-    cache.parent.mkdir()
-    with contextlib.closing(sqlite3.connect(cache)) as database:
-        database.execute("CREATE TABLE bookmarks (name TEXT)")
-    (tmp_path / "note.txt").write_text("the capital of france is paris")
-    command: list[str | Path] = ["index", tmp_path / "note.txt", "--out", tmp_path / "index", *TINY]
-    result = rag_demo(*command)
-    assert result.returncode == 0
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith(f"rag-demo: the embedding cache {cache} is not used: ")
-    assert rag_demo(*command, "--yes", "--no-cache").stderr == ""
 
 
 def test_escape_sequences_are_not_printed(tmp_path: Path) -> None:

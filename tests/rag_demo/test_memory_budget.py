@@ -24,11 +24,3 @@ def test_index_larger_than_the_memory_budget_is_exact(tmp_path: Path) -> None:
         retriever.add(["9"], [{}], ["new"])
         index.add(["9"], [{}], ["new"])
         check_all(retriever, index, 7)
-
-
-@pytest.mark.slow
-def test_near_ties_beyond_the_budget_are_exact() -> None:
-    documents = 1 + 1e-4 * normal(40_000, 16)
-    model = GivenVectors(documents, 1 + 0.01 * normal(32, 16, seed=1))
-    with OnCpu(model, memory_budget=4 << 20) as retriever:
-        check_all(retriever, filled(retriever, model), 7)

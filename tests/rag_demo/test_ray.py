@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from rag_demo import FaissRetriever
 from support.programs import IMPORT_PATH
-from support.rag_command import fail, succeed, write_lines
+from support.rag_command import fail, on_a_terminal, search, succeed, write_lines
 from support.small_collections import Hashed
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.xdist_group("ray")]
@@ -178,27 +177,7 @@ def test_command_embeds_on_ray_and_starts_nothing_in_vain(
     assert "Ray cannot be used" in fail(*on_ray, "--address", "127.0.0.1:1")
 
 
-def on_a_terminal(*command: str | Path) -> str:
-    """Run `rag-demo` with a terminal as stdout and stderr, and return what it prints."""
-    shown: list[bytes] = []
-    child = [sys.executable, "-m", "rag_demo", *map(str, command)]
-
-    def read(terminal: int) -> bytes:
-        shown.append(os.read(terminal, 65536))
-        return shown[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "200")
-        patch.setattr(pty, "STDIN_FILENO", os.open(os.devnull, os.O_RDONLY))
-        status = pty.spawn(child, read)
-    output = b"".join(shown).decode()
-    assert os.waitstatus_to_exitcode(status) == 0, output
-    return output
-
-
 def search_all(folder: Path) -> list[dict[str, Any]]:
-    from support.rag_command import search
-
     (found,) = search(folder, "text 7", "--mode", "dense", "--top-k", "50")
     results: list[dict[str, Any]] = found["results"]
     return results

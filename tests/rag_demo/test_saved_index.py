@@ -8,7 +8,6 @@ import resource
 import shutil
 import sqlite3
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from acceptance.torture.saves import Model
 from rag_demo import PyTorchGPURetriever, RagDemoError
 from support.full_disk import files_of_at_most
-from support.rag_command import fail, rag_demo
+from support.rag_command import rag_demo
 
 TEXTS = ["one", "two\nlines\u2028", "three \U0001f600"]
 METADATA: list[dict[str, Any]] = [{"n": 1}, {}, {"s": "\u00e9", "deep": [{"x": None}, 1.5, True]}]
@@ -81,32 +80,6 @@ def test_folder_of_another_program_is_not_written(tmp_path: Path) -> None:
             save(tmp_path / name)
         assert rag_demo("index", __file__, "--out", tmp_path / name).returncode == 2
     assert contents(tmp_path) == before
-
-
-IRREGULAR: dict[str, Callable[[Path], Any]] = {
-    "nothing": lambda path: None,
-    "folder": Path.mkdir,
-    "dangling link": lambda path: path.symlink_to("nowhere"),
-}
-
-
-@pytest.mark.parametrize("what", IRREGULAR)
-def test_missing_file_or_folder_in_place_of_a_file_is_refused(folder: Path, what: str) -> None:
-    """Or the results are right."""
-    refused = 0
-    for path, content in contents(folder).items():
-        path.unlink()
-        IRREGULAR[what](path)
-        try:
-            assert load(folder) == sorted(TEXTS)
-        except RagDemoError as error:
-            refused += 1
-            assert str(folder) in str(error)
-            assert str(folder) in fail("verify", folder)
-        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
-        path.write_bytes(content)
-    assert refused
-    assert load(folder) == sorted(TEXTS)
 
 
 def test_files_have_the_mode_of_the_umask(tmp_path: Path) -> None:

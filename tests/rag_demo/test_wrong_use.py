@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
-from support.programs import run, run_forked
+from support.programs import run
 
 
 @pytest.mark.parametrize("model", ["a name", None, 3, EmbeddingModel])
@@ -41,35 +40,3 @@ def test_import_without_the_extra_says_what_to_install() -> None:
     named, bare = result.stdout.splitlines()
     assert "pip install" in named and "numpy" in named, str(result)
     assert "pip install" not in bare
-
-
-def test_only_full_text_search_needs_pystemmer(tmp_path: Path) -> None:
-    result = run_forked(
-        """
-        import sys
-        sys.modules["Stemmer"] = None
-        from rag_demo import RagDemoError, PyTorchGPURetriever
-
-        class Model:
-            dimension = 2
-            def embed_documents(self, texts):
-                return [self.embed_query(text) for text in texts]
-            def embed_query(self, text):
-                return [len(text), 1]
-
-        with PyTorchGPURetriever(Model(), device="cpu") as retriever:
-            retriever.add(["x" * n for n in range(1, 9)])
-            retriever.save(sys.argv[1])
-            retriever.load(sys.argv[1])
-            print(len(retriever), retriever.search("xxxxx", 1, mode="dense")[0].id)
-            try:
-                retriever.search("xxxxx", mode="bm25")
-            except RagDemoError as error:
-                print(error)
-        """,
-        str(tmp_path),
-        quick_end=True,
-    )
-    found, missing = result.stdout.splitlines()
-    assert found == "8 4", str(result)
-    assert "needs Stemmer" in missing

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import pty
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rag_demo.cli import main
 from support.programs import Result
@@ -88,6 +92,24 @@ def info(folder: str | Path) -> dict[str, Any]:
     """Return what `rag-demo info` says."""
     facts: dict[str, Any] = json.loads(succeed("info", folder, "--json"))
     return facts
+
+
+def on_a_terminal(*command: str | Path) -> str:
+    """Run `rag-demo` with a terminal as stdout and stderr, and return what it prints."""
+    shown: list[bytes] = []
+    child = [sys.executable, "-m", "rag_demo", *map(str, command)]
+
+    def read(terminal: int) -> bytes:
+        shown.append(os.read(terminal, 65536))
+        return shown[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        patch.setattr(pty, "STDIN_FILENO", os.open(os.devnull, os.O_RDONLY))
+        status = pty.spawn(child, read)
+    output = b"".join(shown).decode()
+    assert os.waitstatus_to_exitcode(status) == 0, output
+    return output
 
 
 def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> Path:

