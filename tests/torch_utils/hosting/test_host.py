@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from support.hosting_stub import Stub, run, threads_inside
@@ -108,8 +109,26 @@ class Holds:
         vars(self).update(parts)
 
 
+class Owner(Holds, Resource):
+    """A resource that holds a part of its model."""
+
+    def _release(self) -> None: ...
+
+
 def linear():
     return pytest.importorskip("torch").nn.Linear(1000, 1000, bias=False)
+
+
+def index() -> object:
+    faiss = pytest.importorskip("faiss")
+    wrapped = faiss.IndexIDMap(faiss.IndexFlatL2(25))
+    wrapped.add_with_ids(np.ones((40_000, 25), "float32"), np.arange(40_000))
+    return wrapped
+
+
+def array_and_view() -> Holds:
+    array = np.zeros(500_000)
+    return Holds(array=array, view=array[5:].reshape(5, -1))
 
 
 class Closes(Holds):
@@ -122,6 +141,25 @@ KINDS = {
     "pipe": lambda: Holds(pipe=SimpleNamespace(model=linear(), tokenizer=object())),
     "close": lambda: Closes(weights=linear().weight),
 }
+
+
+SIZED = {
+    "module": linear,
+    "resource": lambda: Owner(model=linear()),
+    "resource in an attribute": lambda: Holds(model=Owner(model=linear())),
+    "index": index,
+    "index beside an object": lambda: (object(), index()),
+    "array": lambda: Holds(vectors=np.zeros(500_000)),
+    "array in a dictionary": lambda: Holds(vectors={"a": np.zeros(500_000)}),
+    "dictionary of arrays": lambda: {"a": np.zeros(500_000)},
+    "array and its view": array_and_view,
+}
+
+
+@pytest.mark.parametrize("kind", SIZED)
+def test_all_that_a_model_holds_counts_once(kind) -> None:
+    with ModelHost(SIZED[kind]) as host, host.lease():
+        assert host.status().nbytes == 4_000_000
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,14 +189,16 @@ def test_model_that_cannot_be_released_is_logged(caplog: pytest.LogCaptureFixtur
     assert [record.getMessage()[:9] for record in caplog.records] == ["test_mode"]  # The unload.
 
 
-@pytest.mark.parametrize("kind", ["module", "tuple", "resource"])
+@pytest.mark.parametrize("kind", ["module", "tuple", "resource", "part"])
 def test_cached_load_is_refused(kind: str) -> None:
-    class Index(Resource):
-        def _release(self) -> None:
-            pass
-
-    kinds = {"module": linear, "tuple": KINDS["tuple"], "resource": Index}
-    host = ModelHost(lru_cache(kinds[kind]), name="cached", nbytes=1)
+    part, torch = linear(), pytest.importorskip("torch")
+    load = {
+        "module": lru_cache(linear),
+        "tuple": lru_cache(KINDS["tuple"]),
+        "resource": lru_cache(Owner),
+        "part": lambda: torch.nn.Sequential(part, torch.nn.Linear(4, 4)),
+    }[kind]
+    host = ModelHost(load, name="cached", nbytes=1)
     host.load()
     host.unload()
     for _ in range(2):
@@ -166,20 +206,6 @@ def test_cached_load_is_refused(kind: str) -> None:
             pass
         assert host.status().state == "unloaded"
     host.close()
-
-
-def test_load_with_a_released_part_is_refused() -> None:
-    torch = pytest.importorskip("torch")
-    backbone = torch.nn.Linear(4, 4)
-
-    def load():
-        return torch.nn.Sequential(backbone, torch.nn.Linear(4, 4))
-
-    with ModelHost(load) as host:
-        host.load()
-        host.unload()
-        with pytest.raises(TorchUtilsError, match="do not cache it"):
-            host.load()
 
 
 def test_unload_keeps_a_backbone_that_another_host_uses() -> None:
@@ -217,10 +243,13 @@ def test_init_refuses_wrong_arguments(what) -> None:
 # Leases
 
 
-def use_while_unloading(host, rounds: int, seed: int) -> tuple[list[BaseException], int]:
-    """Lend and unload concurrently; return the failures and the number of refused unloads."""
-    stop = threading.Event()
+def test_model_is_never_unloaded_while_it_is_leased() -> None:
+    """Callers, an unloading thread and a short keep_alive compete."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    host = ModelHost(Stub, keep_alive="10ms")
     refused = []
+    stop = threading.Event()
 
     def unload() -> None:
         while not stop.is_set():
@@ -230,33 +259,24 @@ def use_while_unloading(host, rounds: int, seed: int) -> tuple[list[BaseExceptio
                 refused.append(1)
 
     def work(chance: random.Random) -> None:
-        for _ in range(rounds):
+        for _ in range(20):
             with host.lease() as model:
                 for _ in range(20):
                     model.use()
                     time.sleep(0)
             time.sleep(chance.random() / 100)
 
+    def was_refused_and_unloaded() -> bool:
+        assert errors_in_threads(*[partial(work, random.Random(seed + n)) for n in range(6)]) == []
+        return bool(refused) and host.status().loads > 1
+
     unloader = threading.Thread(target=unload)
     unloader.start()
-    errors = errors_in_threads(*[partial(work, random.Random(seed + n)) for n in range(6)])
-    stop.set()
-    unloader.join()
-    return errors, len(refused)
-
-
-def test_model_is_never_unloaded_while_it_is_leased() -> None:
-    """Callers, an unloading thread and a short keep_alive compete."""
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    host = ModelHost(Stub, keep_alive="10ms")
-
-    def was_refused_and_unloaded() -> bool:
-        errors, refused = use_while_unloading(host, 20, seed)
-        assert errors == []
-        return refused > 0 and host.status().loads > 1
-
-    wait_for(was_refused_and_unloaded)
+    try:
+        wait_for(was_refused_and_unloaded)
+    finally:
+        stop.set()
+        unloader.join()
     host.close()
     status = host.status()
     assert status.loads == status.unloads == len(Stub.made)
