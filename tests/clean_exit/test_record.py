@@ -1,4 +1,4 @@
-"""The record of the probes: child processes, many errors, and a record that the program damages."""
+"""The record of the probes: child processes, many errors, and files of the program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import ENVIRONMENT, MODULE, check, run_command
+from support.clean_exit import check
 
 MANY = """
 class A:
@@ -264,65 +264,6 @@ else: os.abort()
 """
     report = check(["-c", code])
     assert [finding.id for finding in report.findings] == ["crash"], report
-
-
-DAMAGE = r"""
-import os, pathlib, random, re, signal, sys
-folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]
-class A:
-    def __del__(self): raise ValueError(f"lost {self.number}")
-for number in range(12):
-    a = A()
-    a.number = number
-    del a
-ODD = [b"-1", b"1e999", b"True", b"None", b"[]", b"{}", b"()", b"'x'", b"x"]
-damaged = 0
-for path in [path for path in folder.rglob("*") if path.is_file()]:
-    data = path.read_bytes()
-    if not data:
-        continue
-    damaged += 1
-    if how == "fifo":
-        path.unlink()
-        os.mkfifo(path)
-    elif how == "endless":
-        path.unlink()
-        path.symlink_to("/dev/zero")
-    elif how == "garbage":
-        path.write_bytes(b"garbage\n\0\xff\n" + data + b"(" * 5000 + b"\n[" * 5000)
-    elif how == "cut off":
-        path.write_bytes(data[: len(data) // 2])
-    else:  # Replace one value of each line, by a random generator with this seed.
-        generate = random.Random(int(how))
-        lines = []
-        for line in data.splitlines(keepends=True):
-            values = list(re.finditer(rb"'[^']*'|\x22[^\x22]*\x22|[0-9.]+", line))
-            if values:
-                value = generate.choice(values)
-                # The last one is too long for a time.
-                odd = ODD if b"." in value[0] else [*ODD, b"0x" + b"f" * 20_000]
-                line = line[: value.start()] + generate.choice(odd) + line[value.end() :]
-            lines.append(line)
-        path.write_bytes(b"".join(lines))
-print("damaged" if damaged else "found nothing")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["fifo", "endless", "garbage", "cut off", *map(str, range(10))])
-def test_damaged_record_neither_fails_nor_blocks_the_checker(how: str, tmp_path: Path) -> None:
-    code = f"""
-import importlib, sys
-report = importlib.import_module({MODULE!r}).check(sys.argv[1:], timeout_s=300)
-print(report.stdout.strip(), report.returncode, report.timed_out, len(str(report)) > 0)
-print(report.stderr, file=sys.stderr)
-"""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    program = [sys.executable, "-c", DAMAGE, str(temporary), how]
-    environment = {**ENVIRONMENT, "TMPDIR": str(temporary)}
-    done = run_command([sys.executable, "-c", code, *program], env=environment)
-    assert (done.stdout, done.returncode) == ("damaged 0 False True\n", 0), done.stderr
 
 
 def test_forked_child_is_not_blamed_for_its_parents_process_group() -> None:

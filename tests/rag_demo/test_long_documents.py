@@ -97,26 +97,6 @@ def test_document_scores_as_its_best_passage(kind: Any, seed: int, top_k: int, w
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_end_of_a_long_document_is_found_by_its_passage(kind: Any) -> None:
-    text = "Title\n\n" + "alpha bravo. " * 100 + "\n\n" + "kilo lima. " * 60
-    for passages in (True, False):
-        with kind(WordCounts()) as retriever:
-            retriever.add(
-                [text, "golf hotel kilo"],
-                [{"title": "Title"}, {}],
-                ids=["long", "short"],
-                passages=passages,
-            )
-            first, second = retriever.search("kilo lima", top_k=2, mode="dense")
-            assert len(retriever) == 2
-            assert (first.id == "long") is passages
-            if passages:
-                assert first.passage is not None
-                assert text[slice(*first.passage)].startswith("kilo lima.")
-                assert second.passage is None
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_passages_follow_changes_filters_and_saves(kind: Any, tmp_path: Path) -> None:
     texts = collection(3)
     names = [f"{n:02}" for n in range(len(texts))]
@@ -164,3 +144,8 @@ def test_passages_cover_the_text() -> None:
     titled, untitled = model.embedded[:-count], model.embedded[-count:]
     assert all(each.startswith("A title") for each in titled[1:])
     assert untitled == [whole, *passages]
+    model = WordCounts()
+    with PyTorchGPURetriever(model, device="cpu") as retriever:
+        retriever.add([text], passages=False)
+        assert model.embedded == [text]
+        assert retriever.search("delta")[0].id == "0"

@@ -149,32 +149,25 @@ def test_writer_that_ends_removes_nothing_of_the_next_one(listing: int, tmp_path
     assert "is whole" in succeed("verify", folder)
 
 
-def test_add_to_a_damaged_index_loses_no_text(tiny_model: Path, tmp_path: Path) -> None:
-    """`index` makes it again, because its source has every text."""
-    write_lines(tmp_path / "s.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(40)])
-    write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "one more"}])
-    index = ("index", tmp_path / "s.jsonl", "--out", tmp_path / "i", "--model", tiny_model)
-    succeed(*index)
-    flip(vectors_file(tmp_path / "i"), 100)
-    assert "damaged" in fail("add", tmp_path / "i", tmp_path / "more.jsonl")
-    assert info(tmp_path / "i")["texts"] == 40
-    succeed(*index)
-    succeed("add", tmp_path / "i", tmp_path / "more.jsonl")
-    assert info(tmp_path / "i")["texts"] == 41
-
-
-def test_index_of_another_source_does_not_replace_a_damaged_one(
+def test_damaged_index_loses_no_text_and_its_source_makes_it_again(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    write_lines(tmp_path / "s.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(40)])
-    write_lines(tmp_path / "other.jsonl", [{"id": "other", "text": "another"}])
-    options = ("--out", tmp_path / "i", "--model", tiny_model)
-    succeed("index", tmp_path / "s.jsonl", *options)
-    flip(vectors_file(tmp_path / "i"), 100)
-    assert "damaged" in fail("index", tmp_path / "other.jsonl", *options)
-    assert info(tmp_path / "i")["texts"] == 40
-    succeed("index", tmp_path / "other.jsonl", *options, "--yes")
-    assert info(tmp_path / "i")["texts"] == 1
+    """Neither `add` nor another source replaces it."""
+    source, more, folder = tmp_path / "s.jsonl", tmp_path / "more.jsonl", tmp_path / "i"
+    write_lines(source, [{"id": str(n), "text": f"text {n}"} for n in range(40)])
+    write_lines(more, [{"id": "more", "text": "one more"}])
+    options = ("--out", folder, "--model", tiny_model)
+    succeed("index", source, *options)
+    flip(vectors_file(folder), 100)
+    for command in (("add", folder, more), ("index", more, *options)):
+        assert "damaged" in fail(*command)
+        assert info(folder)["texts"] == 40
+    succeed("index", source, *options)
+    succeed("add", folder, more)
+    assert info(folder)["texts"] == 41
+    flip(vectors_file(folder), 100)
+    succeed("index", more, *options, "--yes")
+    assert info(folder)["texts"] == 1
 
 
 def test_integers_beyond_float_keep_their_sign() -> None:

@@ -43,14 +43,3 @@ def test_every_state_of_a_program_is_seen(module: ModuleType) -> None:
     assert states == {(), ("begun",), ("begun", "ended")}
     fewer = interrupt_everywhere(check, package="interrupted_package", minimum=3, at_most=3)
     assert fewer == 3 < count
-
-
-def test_interrupt_check_fails_if_nothing_is_interrupted(module: ModuleType) -> None:
-    with pytest.raises(AssertionError, match="0 places of elsewhere were interrupted"):
-        interrupt_everywhere(
-            lambda place: place.run(module.careless), package="elsewhere", minimum=1
-        )
-    with pytest.raises(AssertionError, match="which is fewer than 1000"):
-        interrupt_everywhere(
-            lambda place: place.run(module.careless), package="interrupted_package", minimum=1000
-        )
