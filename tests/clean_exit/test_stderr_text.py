@@ -146,11 +146,3 @@ def test_message_behind_the_prefix_of_a_launcher_is_recognised(first: str) -> No
     for space in ("", " "):
         text = "".join(f"[default0]:{space}{line}\n" for line in lines)
         assert finding_ids(text) == [DIALECTS[first]]
-
-
-def test_chained_exceptions_are_one_message() -> None:
-    first = next(iter(DIALECTS))
-    chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    text = f"{first}\n{TRACEBACK}{ERROR}{chain}{TRACEBACK}KeyError: 'x'\n"
-    printed = scan(f"{text}{first}\n{TRACEBACK}{ERROR}".encode()).messages
-    assert [one.error for one in printed] == ["KeyError", "ZeroDivisionError"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import CHECKER, ENVIRONMENT, MODULE, QUIET, run_command, shell
+from support.clean_exit import CHECKER, ENVIRONMENT, QUIET, run_command, shell
 from support.programs import TIMEOUT_S
 from support.waiting import is_there, wait_for
 
@@ -70,32 +69,6 @@ def test_bytes_of_all_streams_are_unchanged() -> None:
     code = "import sys; sys.stderr.buffer.write(bytes(range(256))); print('out')"
     raw = subprocess.run([*CHECKER, "-q", "-c", code], capture_output=True, check=True)
     assert (raw.stdout, raw.stderr) == (b"out\n", bytes(range(256)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", [1, 2])
-def test_half_a_gigabyte_passes_through_in_bounded_memory(file: int) -> None:
-    code = f"import os\nblock = b'x' * (1 << 20)\nfor _ in range(512): os.write({file}, block)\n"
-    checker = (
-        "import resource, runpy; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29)); "
-        f"runpy.run_module({MODULE!r}, run_name='__main__')"
-    )
-    digest = hashlib.md5(usedforsecurity=False)
-    with subprocess.Popen(
-        [sys.executable, "-c", checker, "-q", "-c", code],
-        stdout=subprocess.PIPE if file == 1 else None,
-        stderr=subprocess.PIPE if file == 2 else None,
-        env=ENVIRONMENT,
-    ) as process:
-        stream = process.stdout if file == 1 else process.stderr
-        assert stream is not None
-        count = 0
-        while data := stream.read(1 << 20):
-            count += len(data)
-            digest.update(data)
-    assert process.returncode == 0
-    assert count == 512 << 20
-    assert digest.digest() == hashlib.md5(b"x" * count, usedforsecurity=False).digest()
 
 
 def test_stderr_passes_through_at_once() -> None:

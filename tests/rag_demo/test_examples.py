@@ -11,7 +11,6 @@ from support.clean_exit import ExitReport, check
 from support.programs import ROOT
 
 EXAMPLES = ROOT / "examples"
-OWN_MODEL = (EXAMPLES / "own_model.py").read_text(encoding="utf-8")
 
 
 def run(*command: str) -> ExitReport:
@@ -29,17 +28,6 @@ def test_forgotten_own_model_is_closed() -> None:
     report = run(str(EXAMPLES / "own_model.py"))
     assert_clean(report)
     assert report.stdout == "heap\nclosed: True and True\n"
-
-
-@pytest.mark.slow
-def test_own_model_with_a_destructor_does_not_exit_cleanly() -> None:
-    """The same class with what people write instead of a Resource."""
-    unsafe = OWN_MODEL.replace("class LetterModel(Resource):", "class LetterModel:")
-    unsafe = unsafe.replace("def _release(self)", "def __del__(self)")
-    unsafe = unsafe.replace("release(self.layer)", "import torch; torch.empty_cache(self.layer)")
-    unsafe = unsafe.replace("self.ensure_open()", "pass").replace("with LetterModel()", "if True:")
-    body = unsafe[: unsafe.index("if True:")] + "forgotten = LetterModel()\n"
-    assert run("-c", body).exit_code != 0
 
 
 @pytest.mark.slow

@@ -58,10 +58,6 @@ class Model:
             os.abort()
         os.kill(os.getpid(), 9)
 
-    def hang_up(self):
-        os.closerange(3, 256)
-        time.sleep(600)
-
     def map_file(self, size):
         """Read a file through a mapping, as weights are."""
         with tempfile.TemporaryFile() as file:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from support.programs import assert_clean, run_forked
 from support.stand_in_torch import installed, stand_in
 from torch_utils import find_batch_size
 
@@ -110,28 +109,6 @@ def test_failed_try_is_freed_before_caches_are_emptied() -> None:
     with installed(stand_in(empty_cache=lambda: alive.append(not storages[-1].expired()))):
         work()
     assert alive == [False] * 2
-
-
-@pytest.mark.slow
-def test_size_that_fits_into_a_real_limit_is_found() -> None:
-    program = """
-    import resource, torch
-    from torch_utils import find_batch_size, is_out_of_memory
-
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (600 << 20), used + (600 << 20)))
-    tried = []
-
-    @find_batch_size(starting_batch_size=64)
-    def work(batch_size):
-        tried.append(batch_size)
-        kept = [torch.ones(16 << 20, dtype=torch.uint8) for _ in range(batch_size)]
-        return sum(int(t[-1]) for t in kept)
-
-    assert work() == tried[-1] >= 16, tried
-    assert tried[0] == 64 and len(tried) > 1, tried
-    """
-    assert_clean(run_forked(program))
 
 
 def test_factor_applies_down_and_up() -> None:

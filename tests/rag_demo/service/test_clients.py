@@ -151,11 +151,6 @@ from huggingface_hub import InferenceClient
 client = InferenceClient(model=url)
 found = [client.feature_extraction(text, truncate=True)[0].tolist() for text in texts]
 """,
-    "llama_index.embeddings.openai": """
-from llama_index.embeddings.openai import OpenAIEmbedding
-client = OpenAIEmbedding(api_base=url + "/v1", api_key="none", model_name="default")
-found = client.get_text_embedding_batch(texts)
-""",
     "llama_index.embeddings.text_embeddings_inference": """
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 found = TextEmbeddingsInference(base_url=url, model_name="any").get_text_embedding_batch(texts)

@@ -165,16 +165,8 @@ def test_proxy_forwards_with_tls_and_token(name: str, index: Path, tmp_path: Pat
     address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    make: list[Any] = [
-        openssl,
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-    ]
-    make += ["-nodes", "-keyout", key, "-out", certificate, "-subj", "/CN=127.0.0.1"]
+    make = [openssl, *"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes".split()]
+    make += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=127.0.0.1"]
     subprocess.run([*make, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, stderr=-3)
     trusted = ssl.create_default_context(cafile=str(certificate))
     with serving_on_a_port(index, host="0.0.0.0", token=(TOKEN,)) as url:

@@ -198,15 +198,6 @@ def test_next_call_notices_the_end_of_the_process(model) -> None:
     os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.slow
-def test_process_that_closes_its_connection_is_killed(model) -> None:
-    pid = model.pid()
-    with pytest.raises(ModelProcessError, match="after it closed its connection") as caught:
-        model.hang_up()
-    assert "memory" not in str(caught.value)
-    assert not is_there(pid)
-
-
 def test_status_notices_the_end_of_the_process(host) -> None:
     with host.lease() as model:
         pid = model.pid()
