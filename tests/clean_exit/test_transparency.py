@@ -128,16 +128,6 @@ def test_own_sitecustomize_is_imported_once(tmp_path: Path) -> None:
     assert report.probed
 
 
-def test_failing_sitecustomize_prints_the_same_error(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import module_that_is_not_there\n")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", "print(1)"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    report = check(command, env=env)
-    assert (report.stdout, report.returncode) == (done.stdout, done.returncode)
-    assert report.stderr == done.stderr
-
-
 def test_python_of_a_virtual_environment_keeps_it(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=False)
     python = str(tmp_path / "env" / "bin" / "python")

@@ -15,7 +15,6 @@ import pytest
 
 from acceptance.torture.saves import Model
 from rag_demo import PyTorchGPURetriever, RagDemoError
-from support.full_disk import files_of_at_most
 from support.rag_command import rag_demo
 
 TEXTS = ["one", "two\nlines\u2028", "three \U0001f600"]
@@ -90,15 +89,6 @@ def test_files_have_the_mode_of_the_umask(tmp_path: Path) -> None:
         finally:
             os.umask(before)
         assert {stat.S_IMODE(path.stat().st_mode) for path in contents(folder)} == {mode}
-
-
-def test_failed_first_save_leaves_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    for name, is_left in (("a/b/c", False), ("there", True), ("there/d", False)):
-        with files_of_at_most(64), pytest.raises(RagDemoError):
-            save(tmp_path / name)
-        assert (tmp_path / name).exists() is is_left
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
 def test_unreadable_index_is_not_called_damaged(folder: Path) -> None:
