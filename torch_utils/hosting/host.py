@@ -704,9 +704,12 @@ class ModelHost(ModelLender, Generic[M]):
         return transition is not None and bool(transition.admitted and transition.no_room)
 
     def holder_threads(self) -> set[int | None]:
-        """Return the threads that hold a lease or are loading or unloading the model."""
+        """Return the threads that hold a lease or are loading or unloading the model.
+
+        None stands for the process, where the last call of an abandoned lease runs.
+        """
         transition = self._transition
-        threads = {holder.thread for holder in list(self._leases)}
+        threads = {None if h in self._abandoned else h.thread for h in list(self._leases)}
         return threads if transition is None else {*threads, transition.thread}
 
     def start_over_in_child(self) -> None:

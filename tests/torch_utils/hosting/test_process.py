@@ -256,6 +256,20 @@ def test_cancelled_call_gives_up_the_answer_only(host, tmp_path: Path) -> None:
     assert len([path for path in tmp_path.iterdir() if path != go_on]) == 1
 
 
+def test_close_waits_for_a_call_whose_lease_has_ended(tmp_path: Path) -> None:
+    go_on, answers = tmp_path / "go on", []
+    with host_of() as host:
+        with host.lease() as model:
+            ask = threading.Thread(
+                target=lambda: answers.append(model.note_and_wait(1, str(go_on)))
+            )
+            ask.start()
+            wait_for(lambda: list(tmp_path.iterdir()))
+        threading.Timer(0.2, go_on.touch).start()
+    ask.join()
+    assert len(answers) == 1
+
+
 def test_timeout_of_a_lease_limits_the_start_of_the_process() -> None:
     """It goes on for the next caller."""
     with host_of(partial(Model, 1)) as host:
