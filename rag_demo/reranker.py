@@ -97,6 +97,8 @@ class Reranker(Resource):
         if self._encoder is None:
             with required("a reranker", ModelError):
                 from sentence_transformers import CrossEncoder
+                from transformers.utils import logging
+            logging.disable_progress_bar()  # It would be drawn on stderr.
             self.device = self.device or get_optimal_device()
             try:
                 self._encoder = CrossEncoder(

@@ -159,8 +159,8 @@ class Retriever(Resource):
             How many documents were changed.
         """
         self.ensure_open()
-        _, plain, names = check_documents([""] * len(ids), metadata, ids)
-        assert names is not None
+        names = checked_texts(ids, "ids")
+        _, plain, _ = check_documents([""] * len(names), list(metadata), names)
         changed = [
             before._replace(metadata=after)
             for before, after in zip(self.store.get(names), plain, strict=True)

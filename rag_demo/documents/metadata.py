@@ -26,9 +26,9 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
         raise TypeError(f"the metadata of {where} must be a mapping, got {short_repr(metadata)}")
     if not metadata:
         return {}
-    if not all(isinstance(key, str) for key in metadata):
-        raise TypeError(f"the metadata of {where} are {short_repr(metadata)}; keys must be str")
     try:
+        if not _has_names(metadata):
+            raise TypeError(f"keys must be str, got {short_repr(metadata)}")
         plain: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
@@ -36,6 +36,13 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
     if _depth(plain) > _MOST_DEPTH:
         raise ValueError(f"the metadata of {where} are nested more than {_MOST_DEPTH} deep")
     return plain
+
+
+def _has_names(value: Any) -> bool:
+    """Return whether all keys are str; json.dumps would make two keys one."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _has_names(value[key]) for key in value)
+    return not isinstance(value, (list, tuple)) or all(map(_has_names, value))
 
 
 def _depth(value: Any) -> int:

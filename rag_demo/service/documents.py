@@ -25,7 +25,7 @@ from rag_demo.service.service import Running, Service
 from torch_utils.hosting.lease import run_in_thread
 
 router = APIRouter(prefix="/documents")
-_CHUNK_DOCUMENTS, _CHUNK_BYTES = 256, 1 << 20  # of a stream, for each change
+_CHUNK_DOCUMENTS, _CHUNK_BYTES = 32, 1 << 17  # of a stream, for each change: fast enough anywhere
 
 
 async def _writable(service: Running) -> Service:
@@ -63,7 +63,11 @@ async def _add(request: Request | None, service: Service, new: Sequence[NewDocum
         return np.stack(asyncio.run_coroutine_threadsafe(embedding, loop).result()[0])
 
     model: Any = SimpleNamespace(
-        identity=service.engine.identity, dimension=None, embed_documents=embed_documents
+        identity=service.engine.identity,
+        dimension=None,
+        embed_documents=embed_documents,
+        max_tokens=service.engine.model.max_tokens,
+        count_tokens=engine.estimate,
     )
     batch = await run_in_thread(lambda: embed(documents, model))
     await service.change(lambda retriever: retriever.store.upsert(batch), deadline)

@@ -166,25 +166,25 @@ class Guard:
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """Return a ``receive`` that limits a body in size and time, or each part of a stream."""
         most, limit_s = self._settings.max_body_bytes, self._settings.body_timeout
-        size, ends = 0, time.monotonic() + limit_s
+        is_stream, began, size, left_s = scope["path"] == _STREAMED, time.monotonic(), 0, limit_s
 
         async def limited() -> Message:
-            nonlocal size, ends
+            nonlocal size, left_s
             try:
-                message = await asyncio.wait_for(receive(), ends - time.monotonic())
+                # Of a stream, the time in which a part is being added does not count.
+                spent_s = 0.0 if is_stream else time.monotonic() - began
+                message = await asyncio.wait_for(receive(), left_s - spent_s)
             except asyncio.TimeoutError:
                 detail = f"the body was not complete within {limit_s:g} s"
                 raise Problem(408, detail, headers=_CLOSE) from None
-            if scope["path"] == _STREAMED:
-                ends = time.monotonic() + limit_s
-            else:
+            if not is_stream:
                 part = len(message.get("body", b""))
                 scope["take_bytes"](part)
                 size += part
                 if size > most:
                     raise Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
             if not message.get("more_body", False):
-                ends = math.inf  # The next message tells that the client has disconnected.
+                left_s = math.inf  # The next message tells that the client has disconnected.
             return message
 
         return limited

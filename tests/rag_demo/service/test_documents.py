@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,11 @@ def test_bulk_adds_lines_while_they_arrive(folder: Path) -> None:
     (refused,) = ask(folder, ("POST", "/documents/bulk", {"content": b"wrong"}), writable=True)
     assert refused.status_code == 422
     progress = [json.loads(line) for line in whole.text.splitlines()]
-    assert [each["added"] for each in progress] == [256, 512, 600, 600]
+    assert [each["added"] for each in progress] == [*range(32, 600, 32), 600, 600]
     assert progress[-1]["finished"] and progress[-1]["documents"] == len(TEXTS) + 600
     *_, error = map(json.loads, wrong.text.splitlines())
     assert error["status"] == 422 and error["error"].startswith("line 301, #/id")
-    assert error["added"] == 256
+    assert error["added"] == 288
     assert len(ids_in(folder)) == len(TEXTS) + 600
 
 
@@ -209,3 +210,42 @@ def test_several_folders_are_searched_and_changed_as_one(folder: Path, tmp_path:
     assert (added.json()["documents"], deleted.json()["deleted"]) == (6, 2)
     assert reloaded.json()["documents"] == 4
     assert (ids_in(folder), ids_in(places[1])) == ({"1", "2", "3"}, {"new"})
+
+
+def test_time_to_embed_a_part_of_a_stream_does_not_count_for_the_client(folder: Path) -> None:
+    class Slow(Embedder):
+        def embed_documents(self, texts: Any) -> Any:
+            time.sleep(0.3)
+            return super().embed_documents(texts)
+
+    async def body() -> AsyncIterator[bytes]:
+        for number in range(96):
+            yield b'{"id": "%d", "text": "one word"}\n' % number
+
+    async def main() -> Any:
+        async with serving(folder, load=Slow, writable=True, body_timeout=0.25) as client:
+            return await client.post("/documents/bulk", content=body())
+
+    *_, last = map(json.loads, asyncio.run(main()).text.splitlines())
+    assert (last.get("error"), last["added"]) == (None, 96)
+
+
+def test_long_text_without_spaces_is_embedded_to_its_end(folder: Path) -> None:
+    text = "".join(chr(0x4E00 + number % 500) for number in range(850))
+
+    class Counting(Embedder):
+        max_tokens = 256
+
+        def count_tokens(self, texts: Any, kind: str = "document") -> list[int]:
+            return [len(each) for each in texts]
+
+    async def main() -> None:
+        async with serving(folder, load=Counting, writable=True) as client:
+            body = {"documents": [{"id": "long", "text": text}]}
+            assert (await client.put("/documents", json=body)).status_code == 200
+
+    asyncio.run(main())
+    with FaissRetriever(Counting()) as retriever:
+        retriever.load(folder)
+        stats = retriever.stats()
+        assert stats.nbytes >= 4 * stats.dimension * (len(TEXTS) + 4), "one for each passage"
