@@ -120,7 +120,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         new = baseline.subtract(result.findings, Path(options.baseline))
         result = replace(result, findings=tuple(new))
     if options.statistics:
-        _print(to_statistics(result))
+        if result.findings:
+            _print(to_statistics(result))
     elif options.format != "text":
         _print(WRITERS[options.format](result))
     elif text := to_text(result, sums_up=not options.quiet):

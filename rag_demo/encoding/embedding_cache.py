@@ -22,9 +22,8 @@ from rag_demo.vectors import Vectors
 
 BUSY_S = 1.0  # how long to wait for another process's lock
 _BATCH = 500  # keys of one statement
-_TABLE = "CREATE TABLE IF NOT EXISTS embeddings (key BLOB PRIMARY KEY, vector BLOB)"
-
-_OTHERS = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name != 'embeddings'"
+_COLUMNS = "embeddings (key BLOB PRIMARY KEY, vector BLOB)"
+_OTHERS = f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND sql != 'CREATE TABLE {_COLUMNS}'"
 
 _Result = TypeVar("_Result")
 
@@ -108,10 +107,10 @@ class EmbeddingCache:
         connection = sqlite3.connect(self._path, timeout=BUSY_S, check_same_thread=False)
         try:
             if connection.execute(_OTHERS).fetchone():
-                raise OSError("it is another program's database; move it away")
+                raise OSError("another program or version wrote it; move it away")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # A power failure damages nothing.
-            connection.execute(_TABLE)
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {_COLUMNS}")
         except BaseException:  # An interrupt must not leave it open.
             connection.close()
             raise
