@@ -547,8 +547,10 @@ TABLES |= {"example_report": example_report, "example_lint_report": example_lint
 def names_of(package: str) -> str:
     """Return the public names of a package with the first line of each docstring."""
     module = importlib.import_module(package)
-    values = ((name, getattr(module, name)) for name in module.__all__)
-    lines = ((f"`{name}`", inspect.getdoc(value).partition("\n")[0]) for name, value in values)
+    of_data = {"FINDINGS": "The id of each kind of finding, with its title."}
+    docs = {name: of_data.get(name) or inspect.getdoc(getattr(module, name))
+            for name in module.__all__}  # fmt: skip
+    lines = ((f"`{name}`", doc.partition("\n")[0]) for name, doc in docs.items())
     return table(["name", "purpose"], lines).replace("--:", ":--")
 
 

@@ -62,13 +62,9 @@ async def _add(request: Request | None, service: Service, new: Sequence[NewDocum
         )
         return np.stack(asyncio.run_coroutine_threadsafe(embedding, loop).result()[0])
 
-    model: Any = SimpleNamespace(
-        identity=service.engine.identity,
-        dimension=None,
-        embed_documents=embed_documents,
-        max_tokens=service.engine.model.max_tokens,
-        count_tokens=engine.estimate,
-    )
+    model: Any = SimpleNamespace(dimension=None, embed_documents=embed_documents)
+    model.identity, model.count_tokens = service.engine.identity, engine.estimate
+    model.max_tokens = service.engine.model.max_tokens
     batch = await run_in_thread(lambda: embed(documents, model))
     await service.change(lambda retriever: retriever.store.upsert(batch), deadline)
 

@@ -34,9 +34,8 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
     tokens = engine.estimate(queries)
     at_most(max(tokens), settings.max_query_tokens, "tokens in a query", "queries")
     mode: str = body.mode or ("hybrid" if body.min_score is None else "dense")
-    wanted = body.top_k
-    if body.rerank:
-        wanted = max(wanted, min(_RERANKED * wanted, settings.max_texts))
+    most = settings.max_texts if body.rerank else 0
+    wanted = max(body.top_k, min(_RERANKED * body.top_k, most))
     deadline, truncated = service.deadline(), 0
     vectors: list[Any] = [None] * len(queries)
     if mode != "bm25":

@@ -16,19 +16,9 @@ import pytest
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
 from support.rag_command import fail, info, succeed
+from support.small_collections import Hashed
 
 TEXTS = [f"text{number}" for number in range(60)]
-
-
-class Hashed:
-    name = "hashed"
-    dimension = 8
-
-    def embed_query(self, text: str) -> Any:
-        return np.random.default_rng(list(text.encode())).standard_normal(8)
-
-    def embed_documents(self, texts: Any) -> Any:
-        return np.stack([self.embed_query(text) for text in texts])
 
 
 @pytest.fixture
