@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a set": ((["a"], [{"x": {1}}], ["p"]), TypeError, "not JSON: .* set"),
     "a key": ((["a"], [{1: 2}], ["p"]), TypeError, "keys must be str"),
     "not a number": ((["a"], [{"x": float("nan")}], ["p"]), ValueError, "not JSON: .* float"),
-    "too many digits": ((["a"], [{"n": [10**4300]}], ["p"]), ValueError, "not JSON: .* digits"),
+    "too many digits": ((["a"], [{"n": [10**4300]}], ["p"]), ValueError, "not JSON: .*digits"),
     "ids": ((["a", "b"], None, [1, "1"]), TypeError, r"ids\[0\] must be str"),
     "one id": ((["a", "b"], None, "pq"), TypeError, "ids must be a sequence of str, got one str"),
     "one id twice": ((["a", "b"], None, ["x", "x"]), ValueError, "'x' appears twice"),
