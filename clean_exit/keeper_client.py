@@ -143,7 +143,7 @@ class KeeperProcess:
         """
         if self.returncode is not None:
             return False
-        self._send(" ".join(map(str, ("kill", number, *(sender or ())))))
+        self._send(" ".join(map(str, ("kill", int(number), *(sender or ())))))
         return True
 
     def _send(self, line: str) -> None:
