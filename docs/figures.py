@@ -472,8 +472,11 @@ def versions(result: Result) -> str:
     rows = {name: row for name, row in result["rows"].items() if not row.get("failed")}
     if not rows:
         return "No set of versions has passed all tests on one commit, so there is no table."
-    left_out = ("failed", "names_of_failed")
-    columns = [column for column in next(iter(rows.values())) if column not in left_out]
+    left_out, last = ("failed", "names_of_failed"), ("passed", "skipped")
+    names = dict.fromkeys(
+        column for row in rows.values() for column in row if column not in left_out
+    )
+    columns = ["python", "torch", *sorted(names.keys() - {"python", "torch", *last}), *last]
     return table(
         ["packages", *columns],
         ([name, *(row.get(column, "") for column in columns)] for name, row in rows.items()),
