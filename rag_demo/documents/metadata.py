@@ -27,28 +27,25 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
     if not metadata:
         return {}
     try:
-        if not _has_names(metadata):
-            raise TypeError(f"keys must be str, got {short_repr(metadata)}")
+        depth = _checked_depth(metadata)
         plain: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"the metadata of {where} are not JSON: {error}") from None
-    if _depth(plain) > _MOST_DEPTH:
+    if depth > _MOST_DEPTH:
         raise ValueError(f"the metadata of {where} are nested more than {_MOST_DEPTH} deep")
     return plain
 
 
-def _has_names(value: Any) -> bool:
-    """Return whether all keys are str; json.dumps would make two keys one."""
+def _checked_depth(value: Any) -> int:
+    """Return how deep a value is nested; json.dumps could make two keys one, so they are str."""
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _has_names(value[key]) for key in value)
-    return not isinstance(value, (list, tuple)) or all(map(_has_names, value))
-
-
-def _depth(value: Any) -> int:
-    if not isinstance(value, (dict, list)):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"keys must be str, got {short_repr(value)}")
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
         return 0
-    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)
+    return 1 + max(map(_checked_depth, value), default=0)
 
 
 def copied(value: Any) -> Any:
