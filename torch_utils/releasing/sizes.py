@@ -34,7 +34,7 @@ def sizes_of(thing: Any) -> dict[str, int]:
         indexes: dict[int, int] = {}
         for target in targets:
             if isinstance(target, FaissTarget):
-                indexes.update(target.nbytes_by_id())
+                indexes.update((id(one()), nbytes) for one, nbytes in target.sizes())
         sizes["host"] += sum(indexes.values()) + _array_bytes(targets, containers)
     finally:
         inventory.free()

@@ -420,17 +420,15 @@ class FaissTarget(Target):
     def depth(self) -> int:
         return sum(1 for _ in _parts_of(self.thing))
 
-    def nbytes_by_id(self) -> dict[int, int]:
-        """Return the bytes of the vectors in it and its inner indexes, by the ids of these."""
+    def sizes(self) -> list[tuple[ReferenceType[Any], int]]:
+        """Return the bytes of the vectors that it owns, and those of each inner index."""
         if not self.thing.thisown:
-            return {}
-        inner = {id(part()): nbytes for part, nbytes in _parts_of(self.thing)}
-        return {id(self.thing): _code_bytes(self.thing), **inner}
+            return []
+        return [(ref(one), _code_bytes(one)) for one in (self.thing, *_parts_of(self.thing))]
 
     def give_up(self, place: str, trash: list[Any]) -> int | None:
         index = self.thing
-        own = _code_bytes(index) if index.thisown else 0
-        parts = list(_parts_of(index)) if index.thisown else []
+        sizes = self.sizes()
         kind, contents = type(index), dict(contents_of(index))
         proxied = contents.get("this")
         bury(index, f"this {self.name}", place, [])
@@ -447,7 +445,7 @@ class FaissTarget(Target):
             raise RuntimeError(reason)
         del proxied
         contents.clear()
-        return own + sum(nbytes for part, nbytes in parts if part() is None)
+        return sum(nbytes for one, nbytes in sizes if (part := one()) is None or part is index)
 
 
 def _code_bytes(index: Any) -> int:
@@ -471,11 +469,11 @@ def _downcast(index: Any) -> Any:
     return index if downcast is None else downcast(index)
 
 
-def _parts_of(index: Any) -> Iterator[tuple[ReferenceType[Any], int]]:
+def _parts_of(index: Any) -> Iterator[Any]:
     """Yield the inner indexes that Python owns, which may be destroyed with the outer one."""
     for part in contents_of(index).get("referenced_objects", ()):
         if is_index_class(bases_of(type(part))) and part.thisown:
-            yield ref(part), _code_bytes(part)
+            yield part
             yield from _parts_of(part)
 
 
