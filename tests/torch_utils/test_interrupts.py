@@ -43,15 +43,6 @@ def quiet() -> Iterator[None]:
     logger.disabled = False
 
 
-@pytest.fixture
-def frozen_heap() -> Iterator[None]:
-    """Freeze the heap, so that the many collections and searches skip what was there before."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def assert_no_lock_is_held() -> None:
     """A scope and a release in another thread must finish."""
     done: list[int] = []

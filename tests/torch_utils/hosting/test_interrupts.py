@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,15 +28,6 @@ from torch_utils import (
 def lend(host: ModelHost[Stub]) -> None:
     with host.lease() as model:
         model.use()
-
-
-@pytest.fixture
-def frozen_heap() -> Iterator[None]:
-    """Freeze the heap, so that collections examine only the objects of a check."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.slow
