@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from clean_exit import formats
 from clean_exit.findings import FINDINGS
@@ -29,10 +28,13 @@ _EPILOG = """\
 exit codes: 0 clean exit; 120 the program's code is 0 but its exit was not clean; 124 timeout;
 125 wrong usage or checker error; 126 not executable; 127 not found; else the program's own code,
 or 128+n for signal n. [tool.clean-exit] in pyproject.toml sets defaults."""
-SETTINGS = (
-    *("timeout", "max-shutdown", "resource-warnings", "ignore", "children"),
-    *("error-exitcode", "report-json", "github"),
-)
+SETTINGS = {
+    **dict.fromkeys(("timeout", "max-shutdown"), float),
+    **dict.fromkeys(("resource-warnings", "github"), bool),
+    **dict.fromkeys(("children", "report-json"), str),
+    "ignore": list,
+    "error-exitcode": int,
+}
 """The options that the table in pyproject.toml may set."""
 _ARGUMENTS = re.compile(r"\b(stop_signal|stop_after|stop_when|timeout|max_shutdown)(_s)?\b")
 
@@ -116,24 +118,14 @@ def read_settings(folder: Path | None = None) -> argparse.Namespace:
     table = read_table("clean-exit", SETTINGS, folder)
     path = table.pop("", Path())
     words: list[str] = []
-    if isinstance(table.get("report-json"), str):
+    if "report-json" in table:
         table["report-json"] = str(path.parent / table["report-json"])
     for name, value in table.items():
-        items = value if name == "ignore" else [value]
-        kinds = str if name == "ignore" else (str, int, float)
-        is_valid = isinstance(items, list) and all(isinstance(one, kinds) for one in items)
-        if not is_valid or isinstance(value, bool) != (name in ("resource-warnings", "github")):
-            raise ValueError(f"{path}: [tool.clean-exit] {name} has the wrong type: {value!r}")
-        for one in items:
-            if one is not False:
-                words.append(f"--{name}" if one is True else f"--{name}={one}")
-    parser = make_parser()
-
-    def fail(message: str) -> Any:
-        raise ValueError(f"{path}: [tool.clean-exit] {message}")
-
-    parser.error = fail  # type: ignore[method-assign]
-    return parser.parse_args(words)
+        if isinstance(value, bool):
+            words += [f"--{name}"] * value
+        else:
+            words += [f"--{name}={one}" for one in (value if name == "ignore" else [value])]
+    return make_parser().parse_settings(words, f"{path}: [tool.clean-exit]")
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,6 +25,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         """Print an error and exit."""
         self.exit(self._usage_code, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def parse_settings(self, words: Sequence[str], where: str) -> argparse.Namespace:
+        """Parse settings that were written as options.
+
+        Raises:
+            ValueError: One is invalid. The message begins with ``where``.
+        """
+
+        def fail(message: str) -> Any:
+            raise ValueError(f"{where} {message}")
+
+        self.error = fail  # type: ignore[method-assign]
+        try:
+            return self.parse_args(words)
+        finally:
+            del self.error
 
 
 def version() -> str:
@@ -76,9 +92,11 @@ def nonempty(text: str) -> str:
 
 
 def output_file(text: str) -> str:
-    """Refuse an empty name, and a Python file that the report would overwrite."""
+    """Refuse an empty name, "-", and a Python file that the report would overwrite."""
     if nonempty(text).endswith(".py"):
         raise argparse.ArgumentTypeError(f"would overwrite the program {text}; name another file")
+    if text == "-":
+        raise argparse.ArgumentTypeError("cannot be stdout; name a file")
     return text
 
 
@@ -99,19 +117,29 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
-def read_table(tool: str, known: Collection[str], folder: Path | None = None) -> dict[str, Any]:
+_KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    str: ("a string", (str,)),
+    list: ("a list of strings", (list,)),
+    dict: ("a table of lists of strings", (dict,)),
+}
+
+
+def read_table(tool: str, known: Mapping[str, type], folder: Path | None = None) -> dict[str, Any]:
     """Read the table ``[tool.<tool>]`` of the nearest pyproject.toml.
 
     Args:
         tool: The name of the table.
-        known: The names of the settings.
+        known: The type of each setting: bool, int, float, str, list or dict.
         folder: Where the search for the file starts; the current folder by default.
 
     Returns:
         The settings by name, and the path of the file under ``""``. Empty if there is no table.
 
     Raises:
-        ValueError: The file cannot be read, or the table has an unknown setting.
+        ValueError: The file cannot be read, or the table has an unknown setting or a wrong type.
     """
     path = _find(folder)
     if path is None:
@@ -122,11 +150,23 @@ def read_table(tool: str, known: Collection[str], folder: Path | None = None) ->
     table = tables[tool]
     if not isinstance(table, dict):
         raise ValueError(f"{path}: tool.{tool} must be a table, got {table!r}")
-    for name in table:
+    for name, value in table.items():
         if name not in known:
             settings = ", ".join(sorted(known))
             raise ValueError(f"{path}: unknown setting {name!r} in [tool.{tool}]; use {settings}")
+        kind, types = _KINDS[known[name]]
+        if not _is_of(value, types):
+            raise ValueError(f"{path}: [tool.{tool}] {name} must be {kind}, got {value!r}")
     return {"": path, **table}
+
+
+def _is_of(value: Any, types: tuple[type, ...]) -> bool:
+    """Tell whether a value of TOML has one of these types; lists must have strings only."""
+    if type(value) is dict:
+        return dict in types and all(_is_of(each, (list,)) for each in value.values())
+    if type(value) is list:
+        return list in types and all(type(each) is str for each in value)
+    return type(value) in types
 
 
 def _find(folder: Path | None) -> Path | None:

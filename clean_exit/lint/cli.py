@@ -27,7 +27,7 @@ exit codes: 0 no findings; 1 findings; 2 wrong usage or the output failed; 130 C
 "# clean-exit-lint: ignore[RULE]" on a line hides its findings."""
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of the command line."""
     parser = Parser(
         USAGE,
@@ -60,7 +60,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _rules(value: str) -> list[str]:
     """Return the ids of rules that are separated by commas."""
-    return [name.strip() for name in value.split(",") if name.strip()] or [nonempty("")]
+    names = [name.strip() for name in value.split(",") if name.strip()] or [nonempty("")]
+    try:
+        selected_rules(names, ())
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return names
 
 
 def _file_rules(value: str) -> tuple[str, list[str]]:
@@ -87,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.enable()
 
 
-def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def _run(options: argparse.Namespace, parser: Parser) -> int:
     if options.version:
         _print(f"clean-exit-lint {version()}")
         return 0
@@ -96,7 +101,6 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         _print(explain("lint-catalogue.md", options.explain, lines))
         return 0
     _add_settings(options, parser)
-    selected_rules(options.select, options.ignore)  # Errors about rules come first.
     files = list(python_files(options.paths, options.exclude))
     result = check(
         files,
@@ -129,7 +133,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return FINDINGS if result.findings and not options.exit_zero else 0
 
 
-def _add_settings(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _add_settings(options: argparse.Namespace, parser: Parser) -> None:
     """Add the settings of pyproject.toml, whose paths are relative to it, and the defaults.
 
     Raises:
@@ -139,16 +143,13 @@ def _add_settings(options: argparse.Namespace, parser: argparse.ArgumentParser) 
     file = table.pop("", None)
     words: list[str] = []
     for key, value in table.items():
-        if not isinstance(value, _SETTINGS[key]):
-            kind = {list: "a list", str: "a string", dict: "a table"}[_SETTINGS[key]]
-            raise ValueError(f"{file}: [tool.clean-exit-lint] {key} must be {kind}, got {value!r}")
         if key == _PER_FILE:
-            words += [f"--{key}={glob}:{','.join(map(str, of))}" for glob, of in value.items()]
+            words += [f"--{key}={glob}:{','.join(of)}" for glob, of in value.items()]
         elif key == "paths":
-            words += [_relative(file.parent / str(one)) for one in value]
+            words += [_relative(file.parent / one) for one in value]
         else:
             words += [f"--{key}={one}" for one in ([value] if isinstance(value, str) else value)]
-    settings = parser.parse_args(words)
+    settings = parser.parse_settings(words, f"{file}: [tool.clean-exit-lint]")
     if settings.baseline:
         settings.baseline = _relative(file.parent / settings.baseline)
     for name in ("paths", "select", "format", "baseline"):  # An option replaces the setting.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -189,15 +188,34 @@ def test_rules_are_left_out_in_some_files(folder: Path, output: Output) -> None:
     arguments = ["--per-file-ignores", "dirty.py:import", "--per-file-ignores", "tests/*:import"]
     assert output(*arguments, ".")[0] == 0
     for wrong in ("dirty.py", ":import", "dirty.py:no-such"):
-        with contextlib.suppress(SystemExit):
-            assert output("--per-file-ignores", wrong, ".")[0] == 2
+        assert output("--per-file-ignores", wrong, ".")[0] == 2
     if sys.version_info < (3, 11):
         pytest.importorskip("tomli")
     table = '[tool.clean-exit-lint.per-file-ignores]\n"dirty.py" = ["import"]\n'
     (folder / "pyproject.toml").write_text(f'{table}"tests/*" = ["all"]\n')
     assert output(".")[0] == 0
-    (folder / "pyproject.toml").write_text("[tool.clean-exit-lint]\nper-file-ignores = 1\n")
-    assert output(".")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("per-file-ignores = 1", "per-file-ignores must be a table of lists of strings, got 1"),
+        ("per-file-ignores = {'*' = 'all'}", "must be a table of lists of strings"),
+        ("select = 'import'", "select must be a list of strings, got 'import'"),
+        ("select = ['imports']", "argument --select: unknown rule 'imports'; choose from"),
+        ("format = 'xml'", "argument --format: invalid choice: 'xml'"),
+    ],
+)
+def test_wrong_setting_names_the_file(
+    setting: str, problem: str, folder: Path, output: Output
+) -> None:
+    if sys.version_info < (3, 11):
+        pytest.importorskip("tomli")
+    (folder / "pyproject.toml").write_text(f"[tool.clean-exit-lint]\n{setting}\n")
+    code, _, errors = output(".")
+    assert code == 2
+    assert f"{folder / 'pyproject.toml'}: [tool.clean-exit-lint] " in errors
+    assert problem in errors
 
 
 def test_statistics_and_exit_zero(folder: Path, output: Output) -> None:
@@ -352,6 +370,7 @@ def test_ctrl_c_exits_with_130_and_no_traceback(folder: Path) -> None:
         (["--baseline", "", "."], "argument --baseline: must not be empty"),
         (["--select", ",", "."], "argument --select: must not be empty"),
         (["--write-baseline", "dirty.py"], "would overwrite the program dirty.py"),
+        (["--write-baseline", "-"], "cannot be stdout; name a file"),
     ],
 )
 def test_wrong_usage_gets_one_line_and_changes_no_file(
