@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from rag_demo.errors import IndexChangedError, PostgresError, RagDemoError
+from rag_demo.errors import IndexChangedError, PostgresError, RagDemoError, WriterBusyError
 from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, LoadModel, estimate
 from rag_demo.service.lane import Job, Lane
@@ -261,8 +261,11 @@ class Service:
                     log.error("the index cannot be changed: %s", error, exc_info=error)
                     # After any failure the index must match its files again.
                     await run_in_thread(self.engine.reload)
-                    if is_last or not isinstance(error, IndexChangedError):
+                    is_shared = isinstance(error, (IndexChangedError, WriterBusyError))
+                    if is_last or not is_shared:
                         detail = "the index cannot be changed; the service's log says why"
+                        if is_shared:
+                            detail = "another process is changing the index; try again"
                         raise Problem(409, detail) from None
         return None  # unreachable
 

@@ -92,7 +92,7 @@ class Settings(BaseSettings):
     max_texts: Count = _option(2_048, "Texts in a request.")
     max_queries: Count = _option(256, "Queries in a request.")
     max_query_tokens: Count = _option(2_048, "Tokens of a query to search.")
-    max_top_k: Count = _option(1_000, "Results of a query.")
+    max_top_k: int = _option(1_000, "Results of a query; at least 5, the default.", ge=5)
     max_results: Count = _option(10_000, "Results in a response.")
     max_body_bytes: Count = _option(8 << 20, "Bytes of a body.")
     max_response_bytes: Count = _option(64 << 20, "Bytes of a response.")
@@ -120,6 +120,8 @@ class Settings(BaseSettings):
             found = error.errors(include_input=False)[0]
             name = f"{option_name(str(found['loc'][0]))}: " if found["loc"] else ""
             message = found["msg"].removeprefix("Value error, ")
+            if found["type"] == "missing":
+                message = "name a folder or a postgresql:// URL; rag-demo index makes one"
             raise RagDemoError(f"{name}{message}") from None
 
 

@@ -132,6 +132,18 @@ def test_clients_token_does_not_administer_without_admin_token(index: Path) -> N
     assert "RAG_DEMO_ADMIN_TOKEN" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "--index: name a folder"),
+        ({"index": "i", "max_top_k": 4}, "--max-top-k: .* or equal to 5"),
+    ],
+)
+def test_wrong_setting_names_its_option(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RagDemoError, match=problem):
+        read_settings(**options)
+
+
 def test_tokens_of_the_environment_are_checked(
     index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rag_demo import FaissRetriever
+from rag_demo.stores.index_writer import IndexWriter
 from support.rag_command import succeed
 from support.serving import TEXTS, Embedder, ask, make_index, search, serving
 from support.waiting import wait_for_async
@@ -169,6 +170,14 @@ def test_change_of_another_program_is_kept(folder: Path) -> None:
 
     asyncio.run(main())
     assert ids_in(folder) == {"0", "1", "2", "3", "4", "new"}
+
+
+def test_answer_names_another_program_that_is_writing(folder: Path) -> None:
+    with IndexWriter(folder):
+        (refused,) = ask(folder, put({"id": "new", "text": "a zebra"}), writable=True)
+    assert refused.status_code == 409
+    assert "another process is changing the index; try again" in refused.json()["detail"]
+    assert "new" not in ids_in(folder)
 
 
 def test_service_follows_the_link_to_the_newest_snapshot(folder: Path, tmp_path: Path) -> None:
