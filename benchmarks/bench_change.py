@@ -48,13 +48,13 @@ def alternate(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, f
 def changes(retriever: Any, rounds: int) -> dict[str, float]:
     numbers = iter(range(10**6))
     gone = iter(range(100, 10**6))
-    before = alternate({"search before": lambda: retriever.search("w5")}, rounds)
+    before = alternate({"search before": lambda: retriever.search("w5", mode="dense")}, rounds)
     during = alternate(
         {
             "add": lambda: retriever.add(["w1 w2"], [{"year": 2000}], [f"new{next(numbers)}"]),
             "replace": lambda: retriever.add(["w1 w2"], [{"year": 2000}], ["50"]),
             "delete": lambda: retriever.delete([str(next(gone))]),
-            "next search": lambda: retriever.search("w5"),
+            "next search": lambda: retriever.search("w5", mode="dense"),
         },
         rounds,
     )
@@ -94,7 +94,7 @@ def filters(retriever: Any, years: Any, rounds: int) -> dict[str, float]:
             "where equal": lambda: count({"year": 2003}),
             "where range": lambda: count({"year": {"$gte": 2000, "$lt": 2010}}),
             "numpy, equal": lambda: np.count_nonzero(years == 2003),
-            "where, with search": lambda: retriever.search("w5", where={"year": 2003}),
+            "where, with search": lambda: retriever.search("w5", where={"year": 2003}, mode="dense"),
         },
         rounds,
     )

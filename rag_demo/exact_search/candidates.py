@@ -179,7 +179,8 @@ _PART = 8  # rows of a block that are compared together
 _SMALL_PRODUCT = 1 << 14  # scores; they are computed before a thread has started
 _FEW_QUERIES = 64
 _MEASURED_ROWS, _MEASURED_DIMENSION, _MEASURED_QUERIES, _MEASURED_TIMES = 1024, 384, 256, 8
-_MANY_PAIRS = 1 << 15  # that only duplicates and near duplicates make
+# Only duplicates and near duplicates make more pairs than these.
+_MANY_PAIRS, _MANY_OF_A_QUERY = 1 << 15, 1 << 8
 _POOL = 1 << 20  # candidates before the worst are dropped: 24 MB
 # The error of float32: lengths are 1 within 2**-23, and so are the products of a scale and a sum
 # of integers. The sums are below 2**24 and therefore exact.
@@ -350,6 +351,7 @@ class _Search:
         """Drop the candidates that are worse than the k-th best of the pool."""
         (query, row, _), true, errors, bars = self._rescored()
         self._pool, self._pooled = [(query, row, true.astype(np.float32), errors)], len(row)
+        self._most = max(self._most, 2 * len(row))  # Many rows may tie.
         bars = (bars - (self._product_error + _SLACK)).astype(np.float32)
         least = self._torch.from_numpy(bars).to(self._least.device)
         self._least = self._torch.maximum(self._least, least)
@@ -370,7 +372,7 @@ class _Search:
         if not self._is_rounded:  # All scores are float32 products of true vectors.
             kept = score >= (bars - 2 * np.float32(self._product_error))[query]
             return Pairs(query[kept], row[kept]), score[kept], error[kept], bars
-        if len(query) > _MANY_PAIRS:
+        if len(query) > _MANY_PAIRS + _MANY_OF_A_QUERY * self._count:
 
             def bars_of(scores: Array) -> Array:
                 return _kth_best(query, scores, self._count, self._top_k)[0]

@@ -20,7 +20,7 @@ from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
 
 _FEW_ALLOWED = 1 << 12
 _ROUNDED_AT_ONCE = 1 << 11  # new rows before their int8 copies are made
-_ROUNDED_BY_SEARCH = 1 << 13  # rows whose copies one query makes, in 50 ms
+_ROUNDED_BY_SEARCH = 1 << 12  # rows whose copies one query makes, in 25 ms
 _MOST_FACTOR = 32
 
 
