@@ -89,12 +89,13 @@ def filters(retriever: Any, years: Any, rounds: int) -> dict[str, float]:
     def count(where: Any) -> int:
         return int(np.count_nonzero(contents.matching(where)))
 
+    where = {"year": 2003}
     return alternate(
         {
             "where equal": lambda: count({"year": 2003}),
             "where range": lambda: count({"year": {"$gte": 2000, "$lt": 2010}}),
             "numpy, equal": lambda: np.count_nonzero(years == 2003),
-            "where, with search": lambda: retriever.search("w5", where={"year": 2003}, mode="dense"),
+            "where, with search": lambda: retriever.search("w5", mode="dense", where=where),
         },
         rounds,
     )

@@ -53,13 +53,14 @@ def make_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
     return PyTorchGPURetriever(embedder, device=device)
 
 
-def open_index(place: Any, embedder: Any, make: Callable[[], Any]) -> Any:
+def open_index(place: Any, embedder: Any, make: Callable[[], Any], *, check: bool = False) -> Any:
     """Open an index in a folder, or in a database, which has its own kind of retriever.
 
     Args:
         place: See `as_place`.
         embedder: The embedding model.
         make: Creates an empty retriever for a folder, such as `make_retriever`.
+        check: See `rag_demo.retriever.LocalRetriever.load`.
     """
     if not isinstance(place, Path):
         from rag_demo.pgvector_retriever import PgVectorRetriever
@@ -67,7 +68,7 @@ def open_index(place: Any, embedder: Any, make: Callable[[], Any]) -> Any:
         return PgVectorRetriever(embedder, place.conninfo, place.table)
     retriever = make()
     try:
-        retriever.load(place)
+        retriever.load(place, check=check)
     except BaseException:  # After an interrupt too, nothing else would close it.
         retriever.close()
         raise
@@ -75,10 +76,15 @@ def open_index(place: Any, embedder: Any, make: Callable[[], Any]) -> Any:
 
 
 def open_indexes(
-    places: Sequence[Any], embedder: Any, make: Callable[[], Any], stack: ExitStack
+    places: Sequence[Any],
+    embedder: Any,
+    make: Callable[[], Any],
+    stack: ExitStack,
+    *,
+    check: bool = False,
 ) -> Any:
     """Open one or several indexes as one retriever, which an `ExitStack` closes."""
-    opened = [stack.enter_context(open_index(each, embedder, make)) for each in places]
+    opened = [stack.enter_context(open_index(each, embedder, make, check=check)) for each in places]
     if len(opened) == 1:
         return opened[0]
     from rag_demo.sharded_retriever import ShardedRetriever

@@ -337,14 +337,15 @@ class LocalRetriever(Retriever):
         identity = as_embedder(self.embedding_model).identity
         self.store.save(Path(path), identity, overwrite=overwrite)
 
-    def load(self, path: str | Path) -> int:
+    def load(self, path: str | Path, *, check: bool = False) -> int:
         """Replace the contents by a saved index.
 
-        The index stays in its files; vectors are checked when they are read. Changes by other
-        processes do not affect it.
+        The index stays in its files. Changes by other processes do not affect it.
 
         Args:
             path: The folder of the index.
+            check: Whether to compare all vectors with their checksums now, instead of at the first
+                search.
 
         Returns:
             How many documents it holds.
@@ -355,7 +356,8 @@ class LocalRetriever(Retriever):
             ModelMismatchError: The index was made with another embedding model.
         """
         self.ensure_open()
-        return self.store.load(Path(path), as_embedder(self.embedding_model).identity)
+        identity = as_embedder(self.embedding_model).identity
+        return self.store.load(Path(path), identity, check=check)
 
     def export_parquet(self, path: str | Path) -> int:
         """Write all documents and their vectors into a Parquet file.

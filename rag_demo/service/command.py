@@ -35,6 +35,8 @@ def serve(**options: Any) -> int:
     Each option is also a variable: RAG_DEMO_INDEX, RAG_DEMO_BATCH_TOKENS. The variables
     RAG_DEMO_TOKEN and RAG_DEMO_ADMIN_TOKEN hold tokens.
     """
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until the server handles it, and afterwards.
     from rag_demo.service.settings import Settings, cpu_quota, is_loopback, read_tokens
 
     settings = Settings.read(
@@ -58,7 +60,5 @@ def serve(**options: Any) -> int:
         )
     listener = bind(settings)
     configure_logging(settings.log_format, settings.log_level)
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until the server handles it, and afterwards.
     exit_on_signals()  # The server raises its signal again after it has stopped.
     return 128 + run_server(settings, listener)  # It returns only if the signal is ignored.

@@ -21,6 +21,7 @@ from rag_demo.places import load_manifest, make_retriever, open_indexes
 from rag_demo.reranker import Reranker
 from rag_demo.service import metrics
 from rag_demo.service.settings import Settings
+from rag_demo.vectors import normalized
 from torch_utils import ModelHost
 
 LoadModel = Callable[[], Any]
@@ -35,11 +36,7 @@ def load_model(
     from rag_demo.embedding_model import EmbeddingModel
 
     model = EmbeddingModel(name, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(model).load_model()
-        model.embed_queries(["warm up"])
-        stack.pop_all()
-    return model
+    return _used(model, lambda: model.embed_queries(["warm up"]))
 
 
 class LogitReranker(Reranker):
@@ -61,14 +58,20 @@ class LogitReranker(Reranker):
 def load_reranker(name: str, device: str | None, trust_remote_code: bool) -> Any:
     """Load the reranker. The host calls this in the process of the model."""
     reranker = LogitReranker(name, device=device, trust_remote_code=trust_remote_code)
+    return _used(reranker, lambda: reranker.score_and_count("warm", ["up"]))
+
+
+def _used(model: Any, use: Callable[[], object]) -> Any:
+    """Use a model once, so that it is loaded; close it after an error."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(reranker).score_and_count("warm", ["up"])
+        stack.enter_context(model)
+        use()
         stack.pop_all()
-    return reranker
+    return model
 
 
 class Hosted:
-    """A model or the index in its host. One thread leases; any thread may read the attributes.
+    """A model or the index in its host, for any number of threads.
 
     Args:
         host: The host.
@@ -184,7 +187,7 @@ class Engine:
         with contextlib.ExitStack() as stack:
             state = self.look()  # Before: the folders may change meanwhile.
             make = partial(make_retriever, settings.retriever, model, settings.device)
-            retriever = open_indexes(settings.index, model, make, stack)
+            retriever = open_indexes(settings.index, model, make, stack, check=True)
             stores = [each.store for each in shards_of(retriever)]
             self.databases = [store for store in stores if hasattr(store, "url")]
             self.set_state(*state)
@@ -197,10 +200,10 @@ class Engine:
         Raises:
             RagDemoError: The index cannot be opened, or was made with another model.
         """
-        with self.index.host.lease(_LEASE_S) as retriever:
+        with self.index.lease() as retriever:
             state = self.look()
             for shard, place in self._folders(retriever):
-                shard.load(place)
+                shard.load(place, check=True)
             self.set_state(*state)
 
     def change(self, change: Callable[[Any], Any]) -> Any:
@@ -209,7 +212,7 @@ class Engine:
         Raises:
             IndexChangedError: Another process has changed the index.
         """
-        with self.index.host.lease(_LEASE_S) as retriever:
+        with self.index.lease() as retriever:
             if result := change(retriever):  # Otherwise nothing was deleted.
                 for shard, place in self._folders(retriever):
                     shard.save(place)
@@ -246,7 +249,7 @@ def estimate(texts: Sequence[str], most: int | None = None) -> list[int]:
 def embed(kind: str, model: Any, texts: Sequence[str]) -> list[tuple[Any, int]]:
     """Return the vector and the number of tokens of each text; 0 if the model cannot count."""
     embed_texts = as_embedder(model).embed_queries if kind == "query" else model.embed_documents
-    vectors = np.asarray(embed_texts(list(texts)), np.float32)
+    vectors = normalized(embed_texts(list(texts)), len(texts))
     count = getattr(model, "count_tokens", None)
     counts = count(list(texts), kind) if count else [0] * len(texts)
     return list(zip(vectors, counts, strict=True))

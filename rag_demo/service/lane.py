@@ -22,11 +22,14 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
+from rag_demo.errors import IndexFileError
 from rag_demo.service import metrics
 from rag_demo.service.engine import Hosted
 from rag_demo.service.logs import REQUEST_ID
 from rag_demo.service.responses import Problem, overloaded, problem_of
 from rag_demo.service.settings import Settings
+from torch_utils import ModelInUseError
+from torch_utils.hosting.lease import run_in_thread
 
 log = logging.getLogger("rag_demo.service")
 _BULK_TOKENS = 1024  # of a job; a smaller one goes before bulk
@@ -35,7 +38,7 @@ _FIRST_TOKENS = 256  # in a batch before anything is measured
 _SAFETY = 0.8  # A measured rate may be too high.
 _STALE_S = 60.0  # An older rate refuses nothing.
 _FORGET = 0.8  # the weight of earlier batches in the measured rate
-_CLOSING_S = 3.0
+_CLOSING_S, _ENDING_S = 3.0, 0.5
 
 
 class Job:
@@ -154,7 +157,8 @@ class Lane:
         self._calls: Calls[Any] = Calls()
         small, bulk = self._small, self._bulk
         metrics.WAITING.labels(name).set_function(lambda: small.tokens + bulk.tokens)
-        threading.Thread(target=self._call_all, name=f"rag_demo.{name}", daemon=True).start()
+        self._thread = threading.Thread(target=self._call_all, name=f"rag_demo.{name}", daemon=True)
+        self._thread.start()
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"lane {name}")
 
     @property
@@ -246,19 +250,22 @@ class Lane:
             self._refusal.set_result(None)
 
     async def close(self) -> bool:
-        """Finish the queues and stop. Do not wait for a load.
+        """Finish the queues and stop. Wait some seconds for a call or a load.
 
         Returns:
-            Whether the thread is idle. A call that hangs goes on in its daemon thread.
+            Whether the thread has ended. A call that hangs goes on in it.
         """
         self._is_closed = True
         self._wake.set()
         self.stop_loading()
-        if not self.is_loading:
+        is_loading = self.is_loading
+        if not is_loading:
             await asyncio.wait([self._task], timeout=_CLOSING_S)
         self._task.cancel()
         self._calls.put(None)
-        return self._phase is None
+        left_s = _CLOSING_S if is_loading else _ENDING_S
+        await run_in_thread(partial(self._thread.join, left_s))
+        return not self._thread.is_alive()
 
     async def _work(self) -> None:
         while True:
@@ -322,7 +329,11 @@ class Lane:
             started, outcomes = time.perf_counter(), []
             for _, group in groupby(items, lambda item: item[0].key):
                 outcomes += self._answers(model, list(group))
-            return outcomes, time.perf_counter() - started
+            seconds = time.perf_counter() - started
+        if self.hosted.error is not None:  # The index is damaged: open it again.
+            with contextlib.suppress(ModelInUseError):
+                self.hosted.host.unload()
+        return outcomes, seconds
 
     def _answers(self, model: Any, items: list[Item]) -> list[Any]:
         job = items[0][0]
@@ -331,6 +342,8 @@ class Lane:
             return list(job.compute(model, [each for _, each in items]))
         except BaseException as error:
             # A tokenizer's panic or a model's sys.exit() must not end the thread.
+            if isinstance(error, IndexFileError):
+                self.hosted.error = error
             parts = [list(part) for _, part in groupby(items, lambda item: id(item[0]))]
             if len(parts) == 1:
                 return [_failed(error, job)] * len(items)

@@ -37,11 +37,13 @@ def configure_logging(layout: str, level: str) -> None:
     atexit.register(_flush, lines)
     for name in ("rag_demo", "torch_utils", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
-        logger.addHandler(handler)
+        logger.handlers[:] = [handler]  # Another one would write to stderr, and wait for it.
         logger.setLevel(level)
         logger.propagate = False
-    # Clients can cause warnings of uvicorn; DEBUG lines of asyncio do not help.
+    # Clients can cause warnings of uvicorn; DEBUG lines of asyncio do not help. It would write
+    # thousands of lines a second when there are no more file descriptors.
     logging.getLogger("asyncio").setLevel("WARNING")
+    logging.getLogger("asyncio").addFilter(_Seldom())
     logging.getLogger("uvicorn.error").setLevel("ERROR")
 
 
@@ -49,6 +51,18 @@ def _flush(lines: queue.Queue[Any]) -> None:
     """Wait until the lines so far are written, for at most a second."""
     with lines.all_tasks_done:
         lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, _FLUSH_S)
+
+
+class _Seldom(logging.Filter):
+    """Lets one line a second pass."""
+
+    last_s = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_due = record.created - self.last_s >= 1
+        if is_due:
+            self.last_s = record.created
+        return is_due
 
 
 class _Handler(logging.handlers.QueueHandler):

@@ -24,6 +24,7 @@ from rag_demo.errors import (
     ModelMismatchError,
     PostgresError,
     UnstorableError,
+    WriterBusyError,
 )
 
 BEARER = HTTPBearer(auto_error=False, description="A client's token, or the admin token.")
@@ -35,6 +36,7 @@ _TEI_STATUSES = {"empty": 400, "unavailable": 424}
 _TEI_KINDS = {400: "Empty", 401: "Unauthorized", 424: "Backend", 429: "Overloaded"}
 _REASONS = {
     ModelMismatchError: "the index was made with another model",
+    WriterBusyError: "another process is changing the index",
     IndexFileError: "the index is missing or damaged",
     ModelError: "the model cannot be loaded",
     PostgresError: "the database cannot be reached",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import math
@@ -88,7 +89,14 @@ def run_server(
     with listener, contextlib.ExitStack() as stack:
         if settings.metrics_port is not None:
             _serve_metrics(settings.metrics_host, settings.metrics_port, stack)
-        server.run([listener])
+        try:
+            server.run([listener])
+        finally:
+            service = app.state.service
+            if settings.isolation == "thread" and not (service is None or service.has_ended):
+                # A thread that loads or computes would hang or crash while Python ends.
+                atexit._run_exitfuncs()
+                os._exit(128 + server.first_signal)
     if app.state.service.failure is not None:
         raise app.state.service.failure
     return server.first_signal

@@ -24,6 +24,7 @@ log = logging.getLogger("rag_demo.service")
 _TICK_S = 0.5
 _LONGEST_PAUSE_S = 30.0  # between two loads that fail
 _CLOSING_S = 3.0
+_PAUSE_S = 0.2  # between two attempts to change the index
 _REPORTED = ("freed_bytes", "returned_bytes", "duration_s")  # Holders may be files of the server.
 
 
@@ -36,6 +37,7 @@ class Service:
 
     Attributes:
         draining: Whether the service is stopping.
+        has_ended: Whether `close` has left no thread of the service.
         failure: Why the first load failed, if only a person can repair that.
         on_failure: Called when ``failure`` is set.
 
@@ -45,7 +47,7 @@ class Service:
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings, self.tokens = settings, read_tokens(settings)
-        self.draining = False
+        self.draining = self.has_ended = False
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.engine = Engine(settings, load)
@@ -72,11 +74,12 @@ class Service:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        are_idle = await asyncio.gather(*(lane.close() for lane in self.lanes.values()))
+        have_ended = await asyncio.gather(*(lane.close() for lane in self.lanes.values()))
+        self.has_ended = all(have_ended)
         try:
-            await run_in_thread(partial(self.engine.close, _CLOSING_S if all(are_idle) else 0.0))
+            await run_in_thread(partial(self.engine.close, _CLOSING_S if self.has_ended else 0.0))
         except ModelInUseError as error:
-            log.error("a call or a load of a model hangs and cannot be ended: %s", error)
+            log.error("a call or a load has not ended in time: %s", error)
         else:
             log.info("stopped: the models and the index are closed")
 
@@ -230,7 +233,7 @@ class Service:
         """Change the index and save it. Searches continue meanwhile.
 
         Args:
-            change: Changes the index. It is called again if another process has changed it too.
+            change: Changes the index. It is called again while another process changes it too.
             deadline: When the answer is due, in seconds of the event loop's clock.
 
         Returns:
@@ -241,33 +244,31 @@ class Service:
                 is over; the change is then either saved or not.
         """
         left_s = deadline - asyncio.get_running_loop().time()
-        changing = asyncio.shield(self.start(self._change(change)))
+        changing = asyncio.shield(self.start(self._change(change, deadline)))
         try:
             return await asyncio.wait_for(changing, max(0.0, left_s))
         except asyncio.TimeoutError:
             detail = "the change takes too long; it may still be saved"
             raise overloaded(5, detail, status=504) from None
 
-    async def _change(self, change: Callable[[Any], Any]) -> Any:
+    async def _change(self, change: Callable[[Any], Any], deadline: float) -> Any:
         async with self._changing:
-            for is_last in (False, True):
+            while True:
                 try:
                     return await run_in_thread(partial(self.engine.change, change))
                 except PostgresError:  # A transaction was rolled back.
                     raise
                 except (TypeError, ValueError) as error:  # The client's documents are invalid.
                     raise Problem(422, str(error)[:500], param="documents") from None
-                except Exception as error:  # From the disk, or another process has changed it.
-                    log.error("the index cannot be changed: %s", error, exc_info=error)
-                    # After any failure the index must match its files again.
-                    await run_in_thread(self.engine.reload)
-                    is_shared = isinstance(error, (IndexChangedError, WriterBusyError))
-                    if is_last or not is_shared:
+                except Exception as error:  # From the disk, or another process is changing it.
+                    await run_in_thread(self.engine.reload)  # It must match its files again.
+                    if not isinstance(error, (IndexChangedError, WriterBusyError)):
+                        log.error("the index cannot be changed: %s", error, exc_info=error)
                         detail = "the index cannot be changed; the service's log says why"
-                        if is_shared:
-                            detail = "another process is changing the index; try again"
                         raise Problem(409, detail) from None
-        return None  # unreachable
+                if asyncio.get_running_loop().time() > deadline - _PAUSE_S:
+                    raise overloaded(5, "another process is changing the index", status=503)
+                await asyncio.sleep(_PAUSE_S)
 
 
 async def service_of(request: Request) -> Service:

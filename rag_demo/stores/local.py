@@ -575,7 +575,9 @@ class LocalStore:
         spans = snapshot.spans.rows[row:]
         writer.append(documents, snapshot.live_owners, spans, pieces, snapshot.next_number)
 
-    def load(self, folder: Path, identity: ModelIdentity | None = None) -> int:
+    def load(
+        self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False
+    ) -> int:
         """See `rag_demo.retriever.LocalRetriever.load`. Without an identity, accept any model."""
         self._ensure_open()
         saved = SavedIndex(folder)
@@ -583,6 +585,8 @@ class LocalStore:
             manifest = saved.manifest
             if identity is not None:
                 refuse_other_model(folder, manifest.model, identity)
+            if check:
+                saved.check_vectors()
             snapshot = Snapshot.load(self.vectors, saved)
         except BaseException:  # An interrupt must not leave it open.
             saved.close()

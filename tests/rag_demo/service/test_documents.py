@@ -7,9 +7,11 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever
@@ -174,10 +176,23 @@ def test_change_of_another_program_is_kept(folder: Path) -> None:
 
 def test_answer_names_another_program_that_is_writing(folder: Path) -> None:
     with IndexWriter(folder):
-        (refused,) = ask(folder, put({"id": "new", "text": "a zebra"}), writable=True)
-    assert refused.status_code == 409
-    assert "another process is changing the index; try again" in refused.json()["detail"]
+        document = put({"id": "new", "text": "a zebra"})
+        (refused,) = ask(folder, document, writable=True, timeout=1)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "5"
+    assert refused.json()["detail"] == "another process is changing the index"
     assert "new" not in ids_in(folder)
+
+
+def test_change_waits_for_another_program_that_is_writing(folder: Path) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(IndexWriter(folder))
+        timer = threading.Timer(0.5, stack.close)
+        timer.start()
+        (added,) = ask(folder, put({"id": "new", "text": "a zebra"}), writable=True)
+        timer.join()
+    assert added.status_code == 200
+    assert "new" in ids_in(folder)
 
 
 def test_service_follows_the_link_to_the_newest_snapshot(folder: Path, tmp_path: Path) -> None:
@@ -258,3 +273,27 @@ def test_long_text_without_spaces_is_embedded_to_its_end(folder: Path) -> None:
         retriever.load(folder)
         stats = retriever.stats()
         assert stats.nbytes >= 4 * stats.dimension * (len(TEXTS) + 4), "one for each passage"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
+def test_bad_vector_of_the_model_is_an_error_everywhere(folder: Path, bad: float) -> None:
+    class Bad(Embedder):
+        def embed_documents(self, texts: Any) -> Any:
+            vectors = super().embed_documents(texts)
+            vectors[["bad" in text for text in texts]] = bad
+            return vectors
+
+    lines = "".join(
+        f'{{"id": "{n}", "text": "{"bad" if n == 40 else "fine"}"}}\n' for n in range(64)
+    )
+    embedded, put_one, bulk = ask(
+        folder,
+        ("POST", "/v1/embeddings", {"json": {"input": ["bad"]}}),
+        put({"id": "new", "text": "bad"}),
+        ("POST", "/documents/bulk", {"content": lines.encode()}),
+        load=Bad,
+        writable=True,
+    )
+    assert (embedded.status_code, put_one.status_code) == (503, 503)
+    first, last = map(json.loads, bulk.text.splitlines())
+    assert (first["added"], last["status"], last["added"]) == (32, 503, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import shutil
 import subprocess
@@ -30,6 +31,46 @@ def test_failing_first_load_ends_the_start(tmp_path: Path) -> None:
     done = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 1
     assert done.stderr == f"could not start: {tmp_path} has no weights\n"
+
+
+def test_damaged_vectors_are_found_before_they_answer(tmp_path: Path) -> None:
+    index = make_index(tmp_path / "index")
+    vectors = index / "vectors-1.f32"
+    good = vectors.read_bytes()
+    search = {"query": TEXTS[0], "mode": "dense"}
+    with service(index, retriever="torch") as started:
+        assert started.ask("/search", search)[0] == 200
+        vectors.write_bytes(bytes(4) + good[4:])
+        assert started.ask("/admin/reload", method="POST")[0] == 409
+        vectors.write_bytes(good)
+        assert started.ask("/search", search)[0] == 200
+        vectors.write_bytes(good[:-4])
+        assert started.ask("/search", search)[0] == 503
+        wait_for(lambda: started.ask("/readyz")[0] == 503)
+        vectors.write_bytes(good)  # It is noticed without a reload.
+        wait_for(lambda: started.ask("/readyz")[0] == 200)
+        assert started.ask("/search", search)[0] == 200
+        assert started.stop() == 143
+
+
+_LOGGING = """
+import logging
+from rag_demo.service.logs import configure_logging
+logger = logging.getLogger("rag_demo")
+logger.addHandler(logging.StreamHandler())  # as the commands do for warnings
+configure_logging("json", "INFO")
+logger.warning("the index is damaged")
+for _ in range(1000):
+    logging.getLogger("asyncio").error("socket.accept() out of system resource")
+"""
+
+
+def test_log_has_one_writer_and_no_flood() -> None:
+    """Another handler would wait for a blocked stderr, and write lines that are not JSON."""
+    done = subprocess.run([sys.executable, "-c", _LOGGING], capture_output=True, text=True)
+    first, *others = map(json.loads, done.stderr.splitlines())
+    assert first["message"] == "the index is damaged"
+    assert 1 <= len(others) < 100
 
 
 @pytest.mark.parametrize("retriever", ["faiss", "torch"])
