@@ -36,13 +36,6 @@ def test_acceptance_material_is_unchanged() -> None:
     )
 
 
-def test_an_edit_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "case.py").write_text("x = 1\n")
-    before = checksums(tmp_path)
-    (tmp_path / "case.py").write_text("x = 2\n")
-    assert checksums(tmp_path) != before
-
-
 if __name__ == "__main__":  # make freeze
     sums = checksums(FOLDER)
     LIST.write_text("".join(f"{digest}  {path}\n" for path, digest in sums.items()))

@@ -1,11 +1,10 @@
-"""The sdist has the repository; imports of the package are typed and tell others apart."""
+"""Imports of the package are typed and tell others apart."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -29,29 +28,6 @@ def test_another_torch_utils_ends_the_command_in_one_line(tmp_path: Path) -> Non
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.strip() == "rag-demo: error: another project"
-
-
-@pytest.mark.slow
-def test_sdist_contains_repository(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (path,) = tmp_path.glob("torch_cleanup-*.tar.gz")
-    with tarfile.open(path) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    for folder in (
-        "docs",
-        "examples",
-        "benchmarks",
-        "tests/rag_demo",
-        "rag_demo",
-        "torch_utils",
-        "clean_exit",
-    ):
-        wanted = {str(file.relative_to(ROOT)) for file in (ROOT / folder).glob("*.[pm][yd]")}
-        assert wanted, folder
-        assert wanted <= names, wanted - names
-    assert {"Makefile", "constraints.txt", "README.md", "LICENSE", "pyproject.toml"} <= names
-    assert not any(name.startswith((".venv", ".git/")) or name.endswith(".pyc") for name in names)
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_program_in_a_section_fails_as_printed(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_wheel_contains_commands_and_catalogues(tmp_path: Path) -> None:
-    """Also a wheel that is built from the sdist."""
+    """Also a wheel that is built from the sdist, which has the whole repository."""
     pytest.importorskip("hatchling")
 
     def build(kind: str, source: Path, folder: Path) -> None:
@@ -125,6 +125,9 @@ def test_wheel_contains_commands_and_catalogues(tmp_path: Path) -> None:
     (sdist,) = (tmp_path / "sdist").glob("*.tar.gz")
     subprocess.run(["tar", "xzf", str(sdist)], cwd=tmp_path, check=True)
     (source,) = tmp_path.glob("torch_cleanup-*")
+    kept = ["tests/rag_demo", "docs", "examples", "benchmarks", "Makefile", "constraints.txt"]
+    assert [name for name in kept if not (source / name).exists()] == []
+    assert not (source / ".venv").exists() and not list(source.rglob("*.pyc"))
     build("wheel", source, tmp_path / "wheel of the sdist")
     questions = [("clean-exit", main, "hang"), ("clean-exit-lint", lint_main, "blocking-call")]
     for folder in (tmp_path / "wheel", tmp_path / "wheel of the sdist"):

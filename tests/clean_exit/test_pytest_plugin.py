@@ -449,23 +449,6 @@ def test_last_failed_and_stepwise_ignore_the_inner_pytest(outer: pytest.Pytester
 
 
 @pytest.mark.slow
-def test_marked_test_outside_the_root_folder_runs(outer: pytest.Pytester) -> None:
-    inside = outer.mkdir("inside")
-    (inside / "pytest.ini").write_text(f"[pytest]\naddopts = {' '.join(LIGHT)}\n")
-    outside = outer.mkdir("outside")
-    (outside / "test_o.py").write_text(
-        "import pytest\n@pytest.mark.clean_exit\n@pytest.mark.parametrize('n', ['[1]', 'a::b'])\n"
-        "def test_o(n): pass\n"
-    )
-    run(outer, "-c", "inside/pytest.ini", "--rootdir=inside", "outside").assert_outcomes(passed=2)
-    odd = outer.mkdir("odd[1]")
-    (odd / "test_odd.py").write_text((outside / "test_o.py").read_text())
-    command = [sys.executable, "-m", "pytest", "-q", *LIGHT, "test_odd.py"]
-    done = subprocess.run(command, cwd=odd, capture_output=True, text=True, check=False)
-    assert "2 passed" in done.stdout, done.stdout
-
-
-@pytest.mark.slow
 def test_expected_and_unexpected_failures_keep_their_meaning(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         f"""

@@ -95,15 +95,6 @@ def test_signal_to_the_process_group_arrives_once(name: str) -> None:
     assert rest(process) == []
 
 
-def test_signal_arrives_after_the_same_signal_to_the_keeper() -> None:
-    """The keeper has one that the program sent to its parent, and not to the group."""
-    code = "import os, signal; os.kill(os.getppid(), signal.SIGUSR1)\n" + COUNTER
-    process = start(code, start_new_session=True)
-    process.send_signal(signal.SIGUSR1)
-    assert next_line(process) == "SIGUSR1"
-    assert rest(process) == []
-
-
 def test_signal_to_the_command_and_its_group_arrives_once() -> None:
     """timeout(1) sends its signal in this way; it was random whether the program got two."""
     for _ in range(5):
@@ -199,22 +190,6 @@ fg >/dev/null; echo last=$?
     done = shell(script, start_new_session=True)
     expected = ["ready", str(int(signal.SIGTSTP)), "1", "on", "last=0"]
     assert done.stdout.splitlines() == expected, done
-
-
-@pytest.mark.parametrize("prefix", [[], QUIET])
-def test_background_job_is_stopped_once_by_the_terminal(prefix: list[str]) -> None:
-    job = "sh -c 'read line; echo got $line.'"
-    pid, terminal = pty.fork()
-    if pid == 0:
-        script = f'set -m; "$@" {job} & wait $!; echo code $?.; fg; echo last $?.'
-        os.execvpe("bash", ["bash", "-c", script, "bash", *prefix], ENVIRONMENT)
-    message = read_until(terminal, b"code")
-    os.write(terminal, b"hello\n")
-    message = read_all(terminal, message)
-    os.waitpid(pid, 0)
-    assert f"code {128 + signal.SIGTTIN}.".encode() in message, message
-    assert b"got hello." in message, message
-    assert b"last 0." in message, message
 
 
 LOOK = (

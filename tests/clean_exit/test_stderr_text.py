@@ -57,22 +57,23 @@ def finding_ids(text: str, chunk: int = 1 << 20) -> list[str]:
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 @pytest.mark.parametrize("first", DIALECTS)
 def test_message_of_each_python_version_is_recognised(first: str, chunk: int) -> None:
-    """In any chunks, between other output, in colour, and with Windows line ends."""
-    expected = [DIALECTS[first]]
+    """In chunks, in colour, with Windows line ends, after a progress bar or a prefix."""
     message = f"{first}\n{TRACEBACK}{ERROR}"
-    assert finding_ids(f"before\n{message}after\n", chunk) == expected
-    assert finding_ids(message.replace("\n", "\r\n"), chunk) == expected
-    assert finding_ids(f"\x1b[1;35m{first}\x1b[0m\n{TRACEBACK}{ERROR}".rstrip(), chunk) == expected
-    assert finding_ids(f"{first}\n{ERROR}", chunk) == expected  # Without a traceback.
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_message_after_a_progress_bar_is_recognised(end: str, chunk: int) -> None:
-    for first, expected in DIALECTS.items():
-        message = f"{first}\n{TRACEBACK}{ERROR}".replace("\n", end)
-        assert finding_ids(f" 10%\r 50%\r{message}after\n", chunk) == [expected]
-        assert finding_ids(f"the manual says: \r {first}\n{TRACEBACK}{ERROR}", chunk) == []
+    windows = message.replace("\n", "\r\n")
+    for text in (
+        f"before\n{message}after\n",
+        windows,
+        f"\x1b[1;35m{first}\x1b[0m\n{TRACEBACK}{ERROR}".rstrip(),
+        f"{first}\n{ERROR}",  # Without a traceback.
+        f" 10%\r 50%\r{message}after\n",
+        f" 10%\r 50%\r{windows}after\n",
+        *(
+            "".join(f"[default0]:{space}{line}\n" for line in message.splitlines())
+            for space in ("", " ")
+        ),
+    ):
+        assert finding_ids(text, chunk) == [DIALECTS[first]], text
+    assert finding_ids(f"the manual says: \r {message}", chunk) == []
 
 
 CLOSING = "an error occurred during closing of asynchronous generator <async_generator object g>"
@@ -138,11 +139,3 @@ def test_crash_message_is_recognised_only_at_the_start_of_a_line(words: str, chu
         if "\n" in words and prefix == "[default0]:":
             continue  # Each line has its own there.
         assert len(scanner.crashes) == expected, (prefix, words)
-
-
-@pytest.mark.parametrize("first", DIALECTS)
-def test_message_behind_the_prefix_of_a_launcher_is_recognised(first: str) -> None:
-    lines = f"{first}\n{TRACEBACK}{ERROR}".splitlines()
-    for space in ("", " "):
-        text = "".join(f"[default0]:{space}{line}\n" for line in lines)
-        assert finding_ids(text) == [DIALECTS[first]]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
-
-import pytest
 
 from support.interrupts import Place, interrupt_everywhere
 
@@ -19,19 +15,9 @@ def careless():
 """
 
 
-@pytest.fixture
-def module(tmp_path: Path) -> ModuleType:
-    path = tmp_path / "part.py"
-    path.write_text(SOURCE)
-    spec = importlib.util.spec_from_file_location("interrupted_package.part", path)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-def test_every_state_of_a_program_is_seen(module: ModuleType) -> None:
-    states = set()
+def test_every_state_of_a_program_is_seen() -> None:
+    module, states = ModuleType("interrupted_package.part"), set()
+    exec(SOURCE, vars(module))
 
     def check(place: Place) -> None:
         module.done.clear()

@@ -126,7 +126,7 @@ def test_exceptions_that_cannot_be_unpickled_keep_their_text(
     with pytest.raises(ModelProcessError, match=r"Picky\('one and two'\)"):
         shared.fail("Picky")
     with pytest.raises(ModelProcessError, match="stub raised KeyboardInterrupt"):
-        shared.fail("interrupt")
+        shared.fail("KeyboardInterrupt")
     assert shared.echo(0) == 0
     monkeypatch.syspath_prepend(str(tmp_path))
     with host_of() as host, host.lease() as model:
@@ -141,7 +141,7 @@ def test_values_that_cannot_be_pickled_are_refused(shared) -> None:
         with pytest.raises(pickle.PicklingError, match=r"stub\.echo\(\) runs in another proc"):
             shared.echo([argument])
     with pytest.raises(pickle.PicklingError, match=r"builtins.generator that cannot be pickled"):
-        shared.give("generator")
+        shared.give_generator()
     assert shared.echo(1) == 1
 
 
@@ -207,10 +207,10 @@ def test_status_notices_the_end_of_the_process(host) -> None:
 
 
 def test_call_timeout_kills_the_process(tmp_path: Path) -> None:
-    with ModelHost(Model, name="stub", isolation="process", call_timeout_s=0.5) as host:
+    with ModelHost(Model, name="stub", isolation="process", call_timeout_s=2) as host:
         with host.lease() as model:
             pid = model.pid()
-            with pytest.raises(ModelProcessError, match=r"a call took longer than 0\.5 s"):
+            with pytest.raises(ModelProcessError, match="a call took longer than 2 s"):
                 model.touch_and_sleep(str(tmp_path / "begun"))
             assert not is_there(pid)
             with pytest.raises(ModelProcessError, match="has ended"):
@@ -324,13 +324,14 @@ def test_freed_bytes_are_anonymous_memory(host) -> None:
 
 
 def test_forked_child_can_neither_call_nor_end_the_process(model) -> None:
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
             model.echo(1)
         except ModelProcessError as error:
             os._exit(0 if "a fork" in str(error) else 2)
         os._exit(1)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert model.echo(2) == 2
 
 
