@@ -141,5 +141,11 @@ def ask(index: Path, *requests: Any, **options: Any) -> list[Any]:
     return asyncio.run(main())
 
 
+async def waiting_tokens(client: Any) -> float:
+    """Return how many tokens are in the model's queue."""
+    metrics = (await client.get("/metrics")).text
+    return float(metrics.partition('rag_demo_waiting_tokens{lane="model"} ')[2].split()[0])
+
+
 def search(body: Any, **headers: str) -> Any:
     return "POST", "/search", {"json": body, "headers": headers}

@@ -163,13 +163,12 @@ def test_hosts_of_one_name_are_added_and_labels_are_valid(tmp_path: Path) -> Non
         print(value("model_leases", model="same"))
         one.close(), other.close()
 
-        names = ['a"b', "two\nlines", "\\", "\u6a21", "\ud800", "nul\0"]
-        for name in names:
+        for name in ("two\nlines", "\ud800"):
             with ModelHost(Index, name=name) as host:
                 host.load()
         client.generate_latest()
-        print([value("model_unloads_total", model=n, reason="closed") for n in names[:4]])
-        print(value("model_unloads_total", model=r"\ud800", reason="closed"))
+        for name in ("two\nlines", r"\ud800"):
+            print(value("model_unloads_total", model=name, reason="closed"))
 
         with ModelHost(dies.Model, name="dies", isolation="process") as host:
             with host.lease() as model:
@@ -179,26 +178,12 @@ def test_hosts_of_one_name_are_added_and_labels_are_valid(tmp_path: Path) -> Non
                     pass
             host.unload()
             print(value("model_unloads_total", model="dies", reason="lost"))
-            with host.lease() as model:
-                try:
-                    model.die()
-                except ModelProcessError:
-                    pass
-                with host.lease():
-                    pass
-                print(value("model_leases", model="dies"))
+            print(value("model_leases", model="dies"))
         """,
         str(tmp_path),
     )
     assert_clean(done)
-    all_closed = str([1.0] * 4)
-    assert done.stdout.split("\n") == [
-        "3.0",
-        "2.0 2.0",
-        "0.0",
-        all_closed,
-        *("1.0", "1.0", "0.0", ""),
-    ]
+    assert done.stdout.splitlines() == ["3.0", "2.0 2.0", "0.0", "1.0", "1.0", "1.0", "0.0"]
 
 
 def test_asgi_app_serves_each_process_by_itself() -> None:

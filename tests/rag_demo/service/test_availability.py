@@ -79,7 +79,7 @@ def test_hung_load_fails_probes_and_ends_no_search_for_words(index: Path) -> Non
 
     async def main() -> list[int]:
         load = lambda: never.wait(600)  # noqa: E731
-        options: Any = {"load": load, "load_timeout": 1, "timeout": 1.5, "is_ready": False}
+        options: Any = {"load": load, "load_timeout": 3, "timeout": 30, "is_ready": False}
         async with serving(index, **options) as client:
             statuses = []
             for path in ("/livez", "/readyz"):

@@ -17,7 +17,7 @@ import pytest
 from rag_demo import FaissRetriever
 from rag_demo.stores.index_writer import IndexWriter
 from support.rag_command import succeed
-from support.serving import TEXTS, Embedder, ask, make_index, search, serving
+from support.serving import TEXTS, Embedder, ask, make_index, search, serving, waiting_tokens
 from support.waiting import wait_for_async
 
 
@@ -114,29 +114,38 @@ def test_bulk_adds_lines_while_they_arrive(folder: Path) -> None:
 
 
 def test_searches_are_answered_during_a_large_change(folder: Path) -> None:
-    class Slow(Embedder):
+    """By words at once, by meaning before the next part of the change is embedded."""
+    entered, go_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    class Held(Embedder):
         def embed_documents(self, texts: Any) -> Any:
-            time.sleep(0.01 * len(texts))
+            calls.append(texts[0].split()[0])
+            if calls == ["word"]:
+                entered.set()
+                assert go_on.wait(60)
             return super().embed_documents(texts)
 
-    async def main() -> list[float]:
-        async with serving(folder, load=Slow, writable=True) as client:
+    async def main() -> None:
+        async with serving(folder, load=Held, writable=True) as client:
             documents = [{"id": f"n{n}", "text": "word " * 100} for n in range(300)]
             change = asyncio.create_task(client.put("/documents", json={"documents": documents}))
-            await asyncio.sleep(0.3)
-            times = []
-            while not change.done():
-                for mode in ("bm25", "dense"):
-                    started = time.perf_counter()
-                    body = {"query": "lease", "mode": mode}
-                    assert (await client.post("/search", json=body)).status_code == 200
-                    times.append(time.perf_counter() - started)
-            assert change.result().status_code == 200
-            return times
+            await wait_for_async(entered.is_set)
+            body = {"query": "lease", "mode": "bm25"}
+            assert (await client.post("/search", json=body)).status_code == 200
+            before = await waiting_tokens(client)
+            body["mode"] = "dense"
+            search = asyncio.create_task(client.post("/search", json=body))
 
-    times = asyncio.run(main())
-    assert len(times) > 4
-    assert sorted(times)[len(times) // 2] < 1.0, times  # The change takes three seconds.
+            async def search_is_waiting() -> bool:
+                return await waiting_tokens(client) > before
+
+            await wait_for_async(search_is_waiting)
+            go_on.set()
+            assert {(await each).status_code for each in (search, change)} == {200}
+
+    asyncio.run(main())
+    assert calls[:3] == ["word", "lease", "word"]
 
 
 def test_change_has_a_deadline_and_its_late_vectors_change_nothing(folder: Path) -> None:
@@ -150,7 +159,7 @@ def test_change_has_a_deadline_and_its_late_vectors_change_nothing(folder: Path)
             return super().embed_documents(texts)
 
     async def main() -> int:
-        async with serving(folder, load=Held, writable=True, timeout=0.5) as client:
+        async with serving(folder, load=Held, writable=True, timeout=2.0) as client:
             method, path, options = put({"id": "held", "text": "held"})
             status = (await client.request(method, path, **options)).status_code
             may_go.set()
