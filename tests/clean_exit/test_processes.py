@@ -115,30 +115,16 @@ wc -l <pids
     assert run_command([*QUIET, "sh", "-c", script], cwd=tmp_path).stdout == "5\n"
 
 
-def test_killed_checker_ends_the_program() -> None:
+def test_killed_checker_ends_the_program_and_leaves_no_folder(tmp_path: Path) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
     with subprocess.Popen(
-        [*QUIET, "sh", "-c", "echo $$; exec sleep 300"],
-        stdout=subprocess.PIPE,
-        env=ENVIRONMENT,
-        text=True,
+        [*QUIET, "-c", code], stdout=subprocess.PIPE, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)}
     ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
-        process.kill()
-        wait_for(lambda: not is_there(pid))
-
-
-def test_killed_checker_leaves_no_folder(tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [*QUIET, "-c", "print('runs', flush=True); import time; time.sleep(300)"],
-        stdout=subprocess.PIPE,
-        env=environment,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"runs\n"
         assert [path.name for path in tmp_path.glob("*/events")] == ["events"]
         process.kill()
+        wait_for(lambda: not is_there(pid))
         wait_for(lambda: not any(tmp_path.iterdir()))
 
 

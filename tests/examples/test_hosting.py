@@ -84,22 +84,29 @@ class Client(threading.Thread):
             return
 
 
-STOP = {"stop_when": r"GET /stop"}
-
-
-def fastapi(tmp_path: Path, app: str, stop: signal.Signals, *options: str) -> ExitReport:
-    need("fastapi", "uvicorn", "prometheus_client")
-    with socket.socket() as kept:  # Keeps the port from others; uvicorn sets SO_REUSEADDR too.
+def serve(
+    tmp_path: Path,
+    posts: list[tuple[str, bytes]],
+    *command: str | Path,
+    stop: signal.Signals = signal.SIGTERM,
+) -> tuple[ExitReport, list[Any]]:
+    """Run a server with ``PORT`` in its command, post to it and stop it; return its answers too."""
+    with socket.socket() as kept:  # Keeps the port from others; servers set SO_REUSEADDR too.
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("127.0.0.1", 0))
         port = kept.getsockname()[1]
-        client = Client(port, [("/embed", b'["a text", "another"]')])
-        command: tuple[str | Path, ...] = (BIN / "uvicorn", app, "--port", str(port), *options)
-        report = run(tmp_path, *command, stop_signal=stop, **STOP)
+        client = Client(port, posts)
+        words = [str(word).replace("PORT", str(port)) for word in command]
+        report = run(tmp_path, *words, stop_signal=stop, stop_when="GET /stop")
     client.join(TIMEOUT_S)
-    assert [[len(vector) for vector in one] for one in client.answers] == [[384, 384]], output_of(
-        report
-    )
+    return report, client.answers
+
+
+def fastapi(tmp_path: Path, app: str, *options: str, **stop: signal.Signals) -> ExitReport:
+    need("fastapi", "uvicorn", "prometheus_client")
+    posts = [("/embed", b'["a text", "another"]')]
+    report, answers = serve(tmp_path, posts, BIN / "uvicorn", app, "--port=PORT", *options, **stop)
+    assert [[len(vector) for vector in one] for one in answers] == [[384, 384]], output_of(report)
     return report
 
 
@@ -112,7 +119,7 @@ def test_fastapi_example_releases_its_model(
     stop: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     """uvicorn ends itself by SIGTERM, without exit callbacks."""
-    report = fastapi(tmp_path, "fastapi_service:app", signal.Signals[stop], *options)
+    report = fastapi(tmp_path, "fastapi_service:app", *options, stop=signal.Signals[stop])
     assert_released(tmp_path, report)
 
 
@@ -125,19 +132,17 @@ def test_control_fastapi_without_lifespan_keeps_its_model(tmp_path: Path) -> Non
     )
     text = text.replace("request.state.host", "HOST")
     (tmp_path / "unsafe.py").write_text(text)
-    report = fastapi(tmp_path, "unsafe:app", signal.SIGTERM)
+    report = fastapi(tmp_path, "unsafe:app")
     assert len(problems(tmp_path)) == 1, output_of(report)
 
 
 @pytest.mark.slow
 def test_threads_example_releases_both_models(tmp_path: Path) -> None:
     """One model makes room for the other, and SIGTERM closes the loaded one."""
-    port = free_port()
-    client = Client(port, [("/exact", b"a text"), ("/small", b"a text")])
-    command = (sys.executable, EXAMPLES / "threads_service.py", str(port))
-    report = run(tmp_path, *command, stop_signal=signal.SIGTERM, **STOP)
-    client.join(TIMEOUT_S)
-    assert [len(vector) for vector in client.answers] == [384, 384], output_of(report)
+    posts = [("/exact", b"a text"), ("/small", b"a text")]
+    command = (sys.executable, EXAMPLES / "threads_service.py", "PORT")
+    report, answers = serve(tmp_path, posts, *command)
+    assert [len(vector) for vector in answers] == [384, 384], output_of(report)
     assert_released(tmp_path, report, models=2)
 
 
@@ -145,14 +150,10 @@ def test_threads_example_releases_both_models(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_flask_example_releases_its_model_in_a_gunicorn_worker(tmp_path: Path) -> None:
     need("flask", "gunicorn")
-    port = free_port()
-    client = Client(port, [("/embed", b'["a text"]')])
     command = (BIN / "gunicorn", "--threads", "2", "--access-logfile", "-", "flask_service:app")
-    report = run(
-        tmp_path, *command, "--bind", f"127.0.0.1:{port}", stop_signal=signal.SIGTERM, **STOP
-    )
-    client.join(TIMEOUT_S)
-    assert [len(vectors[0]) for vectors in client.answers] == [384], output_of(report)
+    posts = [("/embed", b'["a text"]')]
+    report, answers = serve(tmp_path, posts, *command, "--bind", "127.0.0.1:PORT")
+    assert [len(vectors[0]) for vectors in answers] == [384], output_of(report)
     assert_released(tmp_path, report)
 
 

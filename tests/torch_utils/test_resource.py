@@ -11,6 +11,7 @@ import inspect
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from support.counted_resource import Counted
-from support.programs import TIMEOUT_S, assert_clean, run
+from support.programs import assert_clean, run
 from support.threads import in_threads
 from torch_utils import Resource, ResourceClosedError
 from torch_utils.resource import closes_on_error
@@ -294,30 +295,20 @@ def test_explicit_del_call_closes_once() -> None:
 
 
 def test_other_closers_wait_for_the_first() -> None:
-    started, go = threading.Event(), threading.Event()
-    order: list[str] = []
+    order: list[Any] = []
 
     def slow(self: Any) -> None:
-        started.set()
-        go.wait(TIMEOUT_S)
-        order.append("released")
+        time.sleep(1.5)  # One that did not wait, or not for long, would have ended by then.
+        order.extend(in_threads(lambda: "closed" if self.closed else "open"))
+
+    def close() -> None:
+        order.append(resource.close())
 
     resource = Counted(slow)
-    first = threading.Thread(target=resource.close)
-    first.start()
-    started.wait(TIMEOUT_S)
-    others = [
-        threading.Thread(target=lambda: (resource.close(), order.append("other"))) for _ in range(3)
-    ]
-    for other in others:
-        other.start()
-    others[0].join(1.5)  # One that did not wait, or not for long, would have ended by now.
-    assert all(other.is_alive() for other in others)
-    assert resource.closed  # For everyone but the thread that is closing it.
-    go.set()
-    for thread in (first, *others):
-        thread.join()
-    assert (order, resource.released) == (["released", "other", "other", "other"], 1)
+    in_threads(*[close] * 4)
+    assert order[0] == "closed"  # For all but the thread that is closing it.
+    assert sorted(order[1:]) == [False, False, False, True]
+    assert (resource.released, resource.closed) == (1, True)
 
 
 def test_close_inside_of_release_returns() -> None:
@@ -330,30 +321,16 @@ def test_close_inside_of_release_returns() -> None:
 
 def test_threads_and_a_signal_handler_release_each_once() -> None:
     resources = [Counted() for _ in range(1000)]
-    barrier = threading.Barrier(5)
 
     def close_all(*args: object) -> None:
         for resource in resources:
             resource.close()
 
-    def begin_together() -> None:
-        barrier.wait()
-        close_all()
-
-    def close_all_and_again(*args: object) -> None:
-        close_all()
-        signal.setitimer(signal.ITIMER_REAL, 0.001)  # Not before: handlers would nest.
-
-    before, interval = signal.signal(signal.SIGALRM, close_all_and_again), sys.getswitchinterval()
+    before, interval = signal.signal(signal.SIGALRM, close_all), sys.getswitchinterval()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.001)
-        threads = [threading.Thread(target=begin_together) for _ in range(4)]
         sys.setswitchinterval(1e-6)
-        for thread in threads:
-            thread.start()
-        begin_together()
-        for thread in threads:
-            thread.join()
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        assert in_threads(*[close_all] * 4) == [None] * 4
     finally:
         sys.setswitchinterval(interval)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)

@@ -178,30 +178,21 @@ class Awaited(nn.Linear):
 
 
 class Returning:
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
     def close(self) -> Any:
-        return self._result()
+        return to_await()
 
 
-@pytest.mark.parametrize("use", [release, SafePyTorchCleanup])
+@pytest.mark.parametrize("in_scope", [False, True])
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda: Awaited(2, 2),
-        lambda: Returning(to_await),
-        lambda: nn.Sequential(Awaited(2, 2)),
-    ],
+    [lambda: Awaited(2, 2), Returning, lambda: nn.Sequential(Awaited(2, 2))],
     ids=["module", "returned", "layer"],
 )
-def test_close_that_returns_a_coroutine_is_an_error(make: Any, use: Any) -> None:
+def test_close_that_returns_a_coroutine_is_an_error(make: Any, in_scope: bool) -> None:
     thing = make()
-    result = use(thing)
-    if use is SafePyTorchCleanup:
-        with result:
+    if in_scope:
+        with SafePyTorchCleanup(thing) as scope:
             pass
-        result = result.report
-    (error,) = result.errors
+    (error,) = (scope.report if in_scope else release(thing)).errors
     assert re.match(r"to_\w+\(\) has to be awaited.*async with", str(error))
     assert not isinstance(thing, nn.Module) or repr(thing).startswith("<released")
