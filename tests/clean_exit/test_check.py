@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from clean_exit import CheckerError
-from support.clean_exit import (
-    CHECKER,
-    CLEAN_EXIT,
-    MODULE,
-    check,
-    run_command,
-)
+from support.clean_exit import CHECKER, CLEAN_EXIT, MODULE, check, run_command
 from support.other_pythons import other_pythons
 
 

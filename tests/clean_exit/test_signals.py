@@ -140,20 +140,6 @@ def test_report_is_printed_after_a_signal_ends_the_program(number: signal.Signal
     assert "crash" not in message
 
 
-@pytest.mark.parametrize("prefix", ["", "CHECKER "])
-def test_signal_from_the_program_to_its_group_reaches_the_caller_once(
-    prefix: str, tmp_path: Path
-) -> None:
-    script = f"""
-trap 'printf "got "; touch got' USR1
-{prefix}sh -c 'trap : USR1; kill -USR1 0; until [ -e got ]; do sleep 0.02; done' &
-until wait $!; do :; done
-echo
-"""
-    done = shell(script, start_new_session=True, cwd=tmp_path)
-    assert done.stdout == "got \n"
-
-
 @pytest.mark.parametrize("by_terminal", [True, False])
 def test_ctrl_c_arrives_once(by_terminal: bool) -> None:
     """Also if stdin is not the terminal, and if kill sends SIGINT."""
@@ -224,20 +210,6 @@ def test_ignored_sigchld_loses_no_exit_code() -> None:
     ignoring = "import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
     program = f"{ignoring}\nos.execv({command[0]!r}, {command!r})"
     assert run_command([sys.executable, "-c", program]).returncode == 3
-
-
-@pytest.mark.parametrize("handler", ["signal.SIG_DFL", "lambda *_: print('got it', flush=True)"])
-def test_slow_shutdown_sends_the_program_no_signal(handler: str) -> None:
-    code = f"""
-import atexit, signal, time
-for number in range(1, signal.NSIG):
-    if number in signal.valid_signals() - {{9, 19}}: signal.signal(number, {handler})
-atexit.register(time.sleep, 2)
-"""
-    done = run_command([*CHECKER, "--max-shutdown", "0.2", "-c", code])
-    assert (done.stdout, done.returncode) == ("", 120), done.stderr
-    assert "slow-shutdown" in done.stderr
-    assert "most recent call first" in done.stderr
 
 
 def test_signal_after_the_program_ends_left_over_processes_at_once() -> None:

@@ -132,21 +132,3 @@ def test_timeout_holds_while_a_reader_pauses() -> None:
     assert len(output) > 1_000_000  # Including the bytes in the pipe.
     assert output.strip(b"x") == b""
     assert report.startswith(b"1 finding; the program was killed (took ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kilobytes", [500, pytest.param(3000, marks=pytest.mark.slow)])
-def test_paused_reader_is_not_a_slow_shutdown(kilobytes: int) -> None:
-    code = f"import os\nfor _ in range({kilobytes}): os.write(2, b'x' * 1000)\nprint('ends')"
-    with subprocess.Popen(
-        [*CHECKER, "--max-shutdown", "3", "-c", code],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-    ) as process:
-        time.sleep(4)  # Longer than a process may outlive the program.
-        assert process.poll() is None
-        assert process.stderr is not None
-        message = process.stderr.read().lstrip(b"x").decode()
-    assert message.startswith("clean-exit: clean exit; the program's exit code is 0 (took ")
-    assert process.returncode == 0

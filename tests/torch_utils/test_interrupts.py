@@ -230,14 +230,12 @@ except KeyboardInterrupt:
 CTRL_C = "signal.raise_signal(signal.SIGINT)"
 
 
-def test_signal_in_a_destructor_is_handled_after_its_release() -> None:
-    result = run(DESTRUCTOR.replace("COME", CTRL_C))
-    assert (result.returncode, result.stdout) == (0, "released\nwent on\n"), str(result)
+@pytest.mark.parametrize(
+    ("come", "stdout"), [(CTRL_C, "released\nwent on\n"), ("raise KeyboardInterrupt", "went on\n")]
+)
+def test_interrupt_in_a_destructor_is_handled_after_its_release(come: str, stdout: str) -> None:
+    """One that the release itself raises is an error of it."""
+    result = run(DESTRUCTOR.replace("COME", come))
+    assert (result.returncode, result.stdout) == (0, stdout), str(result)
     assert result.stderr.startswith("Exception ignored in: <function Resource.__del__")
     assert "KeyboardInterrupt" in result.stderr
-
-
-def test_keyboard_interrupt_raised_by_a_release_is_its_error() -> None:
-    result = run(DESTRUCTOR.replace("COME", "raise KeyboardInterrupt"))
-    assert (result.returncode, result.stdout) == (0, "went on\n"), str(result)
-    assert result.stderr.startswith("Exception ignored in: <function Resource.__del__")

@@ -19,16 +19,8 @@ class WithSlots:
 
 
 class WithProperty:
-    def __init__(self) -> None:
-        self._t: Any = torch.ones(3)
-
-    @property
-    def tensor(self) -> Any:
-        return self._t
-
-    @tensor.setter
-    def tensor(self, value: Any) -> None:
-        self._t = value
+    _t: Any = torch.ones(3)
+    tensor = property(lambda self: self._t, lambda self, value: setattr(self, "_t", value))
 
 
 class ReadOnly:
@@ -88,12 +80,11 @@ def test_owner_that_refuses_is_unchanged(owner: Any) -> None:
     assert getattr(owner, "tensor", None) is before
 
 
-class Broken:
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError("half built")
-
-
 def test_safe_tensor_cleanup_never_raises() -> None:
+    class Broken:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("half built")
+
     assert safe_tensor_cleanup("tensor", Broken()) is False
 
 

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from rag_demo import RagDemoError
-from support.serving import (
-    Embedder,
-    ask,
-    load_hanging_model,
-    read_settings,
-    serving,
-)
+from support.serving import Embedder, ask, load_hanging_model, read_settings, serving
 from support.waiting import wait_for_async
 
 

@@ -17,12 +17,7 @@ from support.hosting_stub import Stub
 from support.interrupts import Interrupt, Place, interrupt_everywhere, send_sigint
 from support.threads import errors_in_threads
 from support.waiting import wait_for
-from torch_utils import (
-    ModelHost,
-    ModelPool,
-    NoRoomError,
-    TorchUtilsError,
-)
+from torch_utils import ModelHost, ModelPool, NoRoomError, TorchUtilsError
 
 
 def lend(host: ModelHost[Stub]) -> None:

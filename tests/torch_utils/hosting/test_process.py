@@ -26,12 +26,7 @@ from support.interrupts import Interrupt, Place, interrupt_everywhere
 from support.programs import Result, assert_clean, run
 from support.threads import errors_in_threads
 from support.waiting import is_there, wait_for, wait_for_async
-from torch_utils import (
-    ModelHost,
-    ModelProcessError,
-    ResourceClosedError,
-    is_out_of_memory,
-)
+from torch_utils import ModelHost, ModelProcessError, ResourceClosedError, is_out_of_memory
 
 
 def host_of(load: Any = Model) -> ModelHost[Any]:
