@@ -71,36 +71,6 @@ def test_filter_of_stderr_gets_all_output(tmp_path: Path) -> None:
 
 
 # Prints the id of the process that stays behind, and ends when that is ready.
-DAEMON = f"""exec {sys.executable} -I -c '
-import os
-reader, writer = os.pipe()
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
-        os.write(writer, b"x")
-        null = os.open(os.devnull, os.O_RDWR)
-        for file in range(3): os.dup2(null, file)
-        os.execve("/bin/sleep", ["sleep", "300"], {{}})
-    os._exit(0)
-os.read(reader, 1)
-os.wait()
-'"""
-
-
-@pytest.mark.slow
-def test_daemon_is_found_and_ended(tmp_path: Path) -> None:
-    command = ["sh", "-c", DAEMON]
-    done = run_command([*CHECKER, "--", *command])
-    assert done.returncode == 120, done.stderr
-    assert "orphan-process" in done.stderr
-    wait_for(lambda: not is_there(int(done.stdout)))
-    with (tmp_path / "plain").open("w+") as plain:  # The control: without the checker it survives.
-        subprocess.run(command, stdout=plain, stdin=subprocess.DEVNULL, check=True)
-        plain.seek(0)
-        pid = int(plain.read())
-    assert is_there(pid)
-    os.kill(pid, signal.SIGKILL)
 
 
 def test_orphaned_zombies_are_reaped_during_the_run(tmp_path: Path) -> None:

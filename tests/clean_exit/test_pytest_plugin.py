@@ -458,16 +458,8 @@ def test_expected_and_unexpected_failures_keep_their_meaning(outer: pytest.Pytes
         @pytest.mark.xfail(strict=True)
         def test_strict(): {DIRTY}
 
-        @pytest.mark.xfail
-        def test_lenient(): {DIRTY}
-
         @pytest.mark.xfail(strict=True, raises=KeyError)
         def test_other_error(): {DIRTY}
-
-        @pytest.mark.xfail
-        def test_gone():
-            import os
-            os._exit(0)
 
         @pytest.fixture
         def failing_teardown():
@@ -488,7 +480,7 @@ def test_expected_and_unexpected_failures_keep_their_meaning(outer: pytest.Pytes
         """
     )
     result = run(outer, "-rA")
-    result.assert_outcomes(xfailed=4, failed=5)
+    result.assert_outcomes(xfailed=2, failed=5)
     result.stdout.fnmatch_lines_random(["FAILED *test_other_error*", "FAILED *test_clean*"])
 
 

@@ -193,6 +193,8 @@ def test_close_that_returns_a_coroutine_is_an_error(make: Any, in_scope: bool) -
     if in_scope:
         with SafePyTorchCleanup(thing) as scope:
             pass
-    (error,) = (scope.report if in_scope else release(thing)).errors
+    report = scope.report if in_scope else release(thing)
+    assert report is not None
+    (error,) = report.errors
     assert re.match(r"to_\w+\(\) has to be awaited.*async with", str(error))
     assert not isinstance(thing, nn.Module) or repr(thing).startswith("<released")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -57,20 +56,17 @@ def test_scope_reports_weights_that_stay(first: str) -> None:
     assert kept["weight"].shape == (4, 4)
 
 
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
 @pytest.mark.parametrize("iterate", [itertools.cycle, iter, lambda ms: map(nn.Module.train, ms)])
 def test_iterator_of_a_live_object_uses_its_models(iterate: Any) -> None:
-    class Live:
-        def __init__(self, models: list[nn.Module]) -> None:
-            self.models: Iterator[nn.Module] = iterate(models)
-
-    class Gone:
-        def __init__(self, model: nn.Module) -> None:
-            self.model = model
-
     model = nn.Linear(4, 4)
-    live = Live([model])
-    release(Gone(model))
-    assert next(live.models)(INPUTS).shape == (1, 4)
+    live = Holder(iterate([model]))
+    release(Holder(model))
+    assert next(live.held)(INPUTS).shape == (1, 4)
 
 
 def test_view_needs_no_full_collection() -> None:
