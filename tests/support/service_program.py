@@ -37,17 +37,19 @@ class Service:
         log: The lines on standard error so far.
     """
 
-    def __init__(self, process: subprocess.Popen[str], port: int | None = None) -> None:
+    port: int
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.log: list[str] = []
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
-        if port is None:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, self.output()
-            port = int(line)
-        self.port = port
+
+    def read_port(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.output()
+        self.port = int(line)
 
     def _read(self) -> None:
         if self.process.stderr is not None:
@@ -117,9 +119,9 @@ def service(
             **options,
         },
     )
-    started = Service.__new__(Service)
+    started = Service(process)
     try:
-        started.__init__(process)  # type: ignore[misc]
+        started.read_port()
         if not (index.parent / "HANGING").exists():
             started.wait_until_ready()
         yield started

@@ -273,12 +273,9 @@ def test_explicit_del_call_closes_once() -> None:
     released: list[int] = []
     kept[0].action = lambda self: released.append(1)
     with pytest.warns(ResourceWarning, match="unclosed Model"):
-        thread = threading.Thread(target=kept[0].__del__)
-        thread.start()
-        thread.join()
+        in_threads(kept[0].__del__)
     assert kept[0].closed
     kept.clear()
-    del thread
     gc.collect()
     assert released == [1]
     with pytest.warns(ResourceWarning, match="unclosed Model"):

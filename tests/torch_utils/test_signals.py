@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import threading
 from typing import Any
 
 import pytest
 
 from support.programs import assert_clean, run
+from support.threads import errors_in_threads
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
 
 # What must be ended by a signal sleeps for so long that the test fails otherwise.
@@ -174,18 +174,8 @@ def test_mistakes_are_refused_and_change_no_handler() -> None:
         with pytest.raises(SignalError, match=r"cannot handle .* with signals that can be caught"):
             exit_on_signals(signal.SIGTERM, number)
         assert signal.getsignal(signal.SIGTERM) is before
-    errors: list[Exception] = []
-
-    def elsewhere() -> None:
-        try:
-            exit_on_signals()
-        except TorchUtilsError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert "call it in the main thread" in str(errors[0])
+    (error,) = errors_in_threads(exit_on_signals)
+    assert isinstance(error, TorchUtilsError) and "call it in the main thread" in str(error)
 
 
 def test_exit_in_unawaited_task_logs_nothing() -> None:

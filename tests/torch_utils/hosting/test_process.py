@@ -341,11 +341,9 @@ def test_interrupted_call_kills_the_process(model, tmp_path: Path) -> None:
         wait_for(begun.exists)
         os.kill(os.getpid(), signal.SIGINT)
 
-    helper = threading.Thread(target=interrupt)
-    helper.start()
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         model.touch_and_sleep(str(begun))
-    helper.join()
     wait_for(lambda: not is_there(pid))
 
 
