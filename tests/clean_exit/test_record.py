@@ -130,24 +130,6 @@ def test_equal_errors_are_counted(differs: str) -> None:
     assert [finding.summary for finding in report.findings] == ["KeyError in B.__del__()"]
 
 
-def test_file_that_replaces_the_probes_file_is_left_alone(tmp_path: Path) -> None:
-    """In forked children too."""
-    path = tmp_path / "mine"
-    source = f"""
-import os
-file = os.open({str(path)!r}, os.O_CREAT | os.O_WRONLY)
-numbers = [number for number in map(int, os.listdir("/proc/self/fd")) if number > 100]
-for number in numbers:
-    os.dup2(file, number)
-child = os.fork()
-for number in numbers:
-    os.write(number, b"x")
-if child: os.wait()
-"""
-    assert check(["-c", source]).clean
-    assert path.read_bytes() == b"xx"
-
-
 def test_long_command_line_keeps_the_record() -> None:
     code = "import atexit, sys; sys.unraisablehook = print; atexit.register(lambda: 1 / 0)"
     report = check(["-c", code, *["argument"] * 10_000])

@@ -96,16 +96,6 @@ def test_tied_weights_count_once() -> None:
 
 
 @TRANSFORMERS
-def test_embedding_tied_to_a_live_model_stays() -> None:
-    first, second = t5(), t5()
-    second.shared = second.encoder.embed_tokens = second.decoder.embed_tokens = first.shared
-    expected = second(input_ids=IDS, decoder_input_ids=IDS).logits
-    release(first)
-    again = second(input_ids=IDS, decoder_input_ids=IDS).logits
-    torch.testing.assert_close(again, expected)
-
-
-@TRANSFORMERS
 def test_sentence_transformer_is_freed_without_collection(tiny_model: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
