@@ -140,7 +140,7 @@ def add(folder: Any, source: str, model: str | None, **more: Any) -> None:
     manifest = earlier.manifest  # All is decided on this state.
     files: set[str] = set()  # read to their end
     embedding = {name: more.pop(name) for name in ("device", "batch_size", "cache")}
-    run = _Run(source, {**more, "lines_are_named": True, "on_read": files.add})
+    run = _Run(source, {**more, "on_read": files.add})
     sources = (manifest.source or _UNKNOWN).split(_AND)
     together = _AND.join(dict.fromkeys([*sources, run.source]))
     if not manifest.finished and manifest.source != together:
@@ -192,7 +192,7 @@ class _Run:
         found = read_source(source, self._skipped, Reading(**reading), stdin=stdin)
         first = next(found, None)
         if first is None:
-            skipped = f" ({self._skipped})" if len(self._skipped) else ""
+            skipped = f" ({self._skipped})" if self._skipped else ""
             raise SourceError(
                 f"{self.name} holds no text to index{skipped}; name another folder or file"
             )
@@ -221,5 +221,5 @@ class _Run:
 
     def report_skipped(self) -> None:
         """Print what was skipped."""
-        if len(self._skipped):
+        if self._skipped:
             warn(self._skipped)

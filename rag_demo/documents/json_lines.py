@@ -13,7 +13,7 @@ from rag_demo.errors import short_repr
 
 
 def read_json_lines(
-    file: IO[bytes], *, text_field: str = "text", name: str, ids: str = "", unnamed: str = ""
+    file: IO[bytes], *, text_field: str = "text", name: str, prefix: str = ""
 ) -> Iterator[tuple[int, Document | str]]:
     """Yield the number of each line, and its document or an error message.
 
@@ -22,11 +22,10 @@ def read_json_lines(
     Args:
         file: The lines.
         text_field: The field with the text. ``title`` is put before the text. ``id`` or ``_id``,
-            a string or a number, is the document's id; the default is the number of the line.
-            All other fields are metadata.
-        name: The name of the file, for the metadata's ``source``.
-        ids: The prefix of all ids.
-        unnamed: The prefix of ids that are numbers of lines.
+            a string or a number, is the document's id. All other fields are metadata.
+        name: The name of the file, for the metadata's ``source``. A line without an id has the id
+            "NAME#NUMBER".
+        prefix: The beginning of the other ids.
 
     Raises:
         UnreadableError: A line has more than `MOST_BYTES`.
@@ -38,8 +37,7 @@ def read_json_lines(
         if not line.strip():
             continue
         try:
-            document = _document(line, number, text_field, name, unnamed)
-            document = document._replace(id=f"{ids}{document.id}")
+            document = _document(line, number, text_field, name, prefix)
             if document.id in seen:
                 raise ValueError(f"the id {document.id!r} appears twice")
             seen.add(document.id)
@@ -48,7 +46,7 @@ def read_json_lines(
             yield number, str(error)
 
 
-def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str) -> Document:
+def _document(line: bytes, number: int, text_field: str, name: str, prefix: str) -> Document:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         record = json.loads(text)
@@ -65,11 +63,12 @@ def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str
             "name the one with the text: --text-field"
         )
     keys = [record.pop(name, None) for name in ("id", "_id")]
-    key = next((each for each in keys if each is not None), f"{unnamed}{number}")
+    key = next((each for each in keys if each is not None), None)
     if isinstance(key, (bool, list, dict)):
         raise ValueError(f"the id must be a string or a number, got {json.dumps(key)[:50]}")
     title, text = record.get("title"), record.pop(text_field)
     record.setdefault("source", f"{name}:{number}")
     if isinstance(title, str) and title:
         text = f"{title}\n{text}"
-    return Document(str(key), text, checked_metadata(record, f"the id {short_repr(key)}"))
+    name = f"{name}#{number}" if key is None else f"{prefix}{key}"
+    return Document(name, text, checked_metadata(record, f"the id {short_repr(name)}"))

@@ -49,8 +49,8 @@ def cut(
         has_headings: Whether headings, as in Markdown or reStructuredText, begin new passages.
     """
     text = text.encode("utf-8", "replace").decode()  # The splitter refuses lone surrogates.
-    whole = _Section(0, 0, len(text), "")
-    for start, body, stop, heading in _sections(text) if has_headings else [whole]:
+    sections = _sections(text) if has_headings else [(0, 0, len(text), "")]
+    for start, body, stop, heading in sections:
         if body - start > size // 2:
             body = start
         # A heading is not left alone: it is put before the first piece.
@@ -67,16 +67,9 @@ def cut(
             yield Passage(begin, begin + len(text[begin:stop].rstrip()), heading)
 
 
-class _Section(NamedTuple):
-    start: int
-    body: int  # the end of its heading
-    stop: int
-    heading: str
-
-
-def _sections(text: str) -> list[_Section]:
-    """Return the sections; short ones are joined to others."""
-    sections: list[_Section] = []
+def _sections(text: str) -> list[tuple[int, int, int, str]]:
+    """Return each section's start, end of the heading, stop, and heading. Short ones are joined."""
+    sections: list[tuple[int, int, int, str]] = []
     code = [found.span() for found in _FENCED.finditer(text)]
     start, body, heading, place = 0, 0, "", 0
     for found in _HEADING.finditer(text):
@@ -85,7 +78,7 @@ def _sections(text: str) -> list[_Section]:
         if place < len(code) and code[place][0] <= found.start():
             continue
         if len(text[start : found.start()].strip()) >= SHORTEST:
-            sections.append(_Section(start, body, found.start(), heading))
+            sections.append((start, body, found.start(), heading))
             start, body, heading = found.start(), found.start(), ""
         if not heading:
             heading = (found[1] or found[2]).strip()
@@ -93,7 +86,7 @@ def _sections(text: str) -> list[_Section]:
                 start, body = found.start(), _SPACES.match(text, found.end()).end()  # type: ignore[union-attr]  # it matches nothing too
     if sections and len(text[start:].strip()) < SHORTEST:
         start, body, _, heading = sections.pop()
-    return [*sections, _Section(start, body, len(text), heading)]
+    return [*sections, (start, body, len(text), heading)]
 
 
 def _end_of_block(text: str, start: int, stop: int) -> int:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import codecs
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rag_demo.documents.document import Document
 from rag_demo.documents.files import (
-    CANNOT_BE_READ,
-    EMPTY,
-    MOST_BYTES,
-    UNKNOWN_KIND,
     Skipped,
     UnreadableError,
     find_files,
@@ -24,13 +21,7 @@ from rag_demo.documents.files import (
     read_bytes,
     to_text,
 )
-from rag_demo.documents.formats import (
-    ExtractedText,
-    read_html,
-    read_notebook,
-    read_pdf,
-    with_lines,
-)
+from rag_demo.documents.formats import read_html, read_notebook, read_pdf, with_lines
 from rag_demo.documents.json_lines import read_json_lines
 from rag_demo.documents.passages import PASSAGE_CHARS, cut
 from rag_demo.errors import SourceError
@@ -38,12 +29,11 @@ from rag_demo.errors import SourceError
 __all__ = ["STDIN", "Document", "Reading", "Skipped", "read_source"]
 
 STDIN = "-"
-_MARKED = (".md", ".markdown", ".rst")
-_TEXTS = ("", ".txt", ".text")
-_PAGES = (".html", ".htm", ".xhtml")
+_Skip = Callable[..., None]  # see `Skipped.add`
+_WITH_HEADINGS = (".md", ".markdown", ".rst", ".html", ".htm", ".xhtml", ".ipynb")
 _LINES = (".jsonl", ".ndjson")
-_READERS = {".ipynb": read_notebook, ".pdf": read_pdf}
-_SUFFIXES = (*_MARKED, *_TEXTS, ".py", *_PAGES, *_READERS, *_LINES)
+_SUFFIXES = ("", ".txt", ".text", ".py", ".pdf", *_WITH_HEADINGS, *_LINES)
+_READERS = {**dict.fromkeys([".html", ".htm", ".xhtml"], read_html), ".ipynb": read_notebook}
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,6 @@ class Reading:
         chunk_size: Characters of a passage, at most.
         chunk_overlap: Characters that a passage shares with the one before, at most.
         text_field: The field of JSON lines that has the text.
-        lines_are_named: Whether the ids of JSON lines without an id include the file's name.
         on_read: Called with the full path of each file that was read to its end.
     """
 
@@ -66,7 +55,6 @@ class Reading:
     chunk_size: int = PASSAGE_CHARS
     chunk_overlap: int = 0
     text_field: str = "text"
-    lines_are_named: bool = False
     on_read: Callable[[str], object] = lambda path: None
 
 
@@ -101,118 +89,102 @@ def read_source(
     """
     if source == STDIN and stdin is not None:
         return _read_stream(stdin, reading)
-    if not source:
-        raise SourceError("the source is empty; name a folder or a file")
     path = Path(source)
+    if not source or not path.exists():
+        raise SourceError(f"'{source}' does not exist; name a folder or a file")
     if path.is_dir():
         files = find_files(path, skipped, include=reading.include, exclude=reading.exclude)
-        return _read_files(files, skipped, reading, is_folder=True)
-    if path.is_file():
-        if path.suffix.lower() not in _SUFFIXES and not reading.include:
-            known = " ".join(suffix for suffix in _SUFFIXES if suffix)
-            raise SourceError(f"'{path}' has an unsupported file type; supported: {known}")
-        return _read_files([(path, path.name)], skipped, reading, is_folder=False)
-    if path.exists():
-        raise SourceError(f"'{path}' is neither a file nor a folder; pipe it to: rag-demo index -")
-    raise SourceError(f"'{source}' does not exist; name a folder or a file")
+        found = (_read_file(file, name, skipped.add, reading, f"{name}#") for file, name in files)
+        return chain.from_iterable(found)
+    if not path.is_file():
+        raise SourceError(f"'{path}' is not a file or folder; pipe it to: rag-demo index -")
+    if path.suffix.lower() not in _SUFFIXES and not reading.include:
+        known = " ".join(suffix for suffix in _SUFFIXES if suffix)
+        raise SourceError(f"'{path}' has an unsupported file type; supported: {known}")
+    return _read_file(path, path.name, _refuse, reading, "")
 
 
-def _read_files(
-    files: Iterable[tuple[Path, str]], skipped: Skipped, reading: Reading, *, is_folder: bool
+def _refuse(name: str, reason: str, detail: object = "") -> None:
+    raise SourceError(f"{name}: {detail or reason}")
+
+
+def _read_file(
+    path: Path, name: str, skip: _Skip, reading: Reading, prefix: str
 ) -> Iterator[Document]:
-    """Read files. What cannot be read is skipped in a folder, and else an error."""
-    for path, name in files:
-        place, suffix = full_path(path), path.suffix.lower()
-        if suffix not in _SUFFIXES and not reading.include:
-            skipped.add(name, UNKNOWN_KIND)
-            continue
-        try:
+    """Read a file, and call ``skip`` for what cannot be read."""
+    place, suffix = full_path(path), path.suffix.lower()
+    if suffix not in _SUFFIXES and not reading.include:
+        skip(name, "of an unsupported type")
+        return
+    try:
+        with open_file(path) as file:
             if suffix in _LINES:
-                with open_file(path) as file:
-                    only = skipped if is_folder else None
-                    label = name if is_folder else str(path)
-                    yield from _read_lines(file, name, label, reading, path=place, skipped=only)
+                # Lines of a single file belong to no file: another one with an id replaces it.
+                owner = place if prefix else None
+                for document in _read_lines(file, name, skip, reading, prefix):
+                    yield _with_path(document, place)._replace(file=owner)
             else:
-                found = [_with(each, place, path=place) for each in _documents(path, name, reading)]
-                yield from found
+                found = list(_read_passages(file, name, suffix, reading))
+                for document in found:
+                    yield _with_path(document, place)._replace(file=place)
                 if not found:
-                    skipped.add(name, EMPTY)
-        except (UnreadableError, OSError) as error:
-            if not is_folder:
-                raise SourceError(f"'{path}' cannot be indexed: {error}") from None
-            reason, detail = CANNOT_BE_READ, getattr(error, "strerror", "")
-            if isinstance(error, UnreadableError):
-                reason, detail = error.reason, error.detail
-            skipped.add(name, reason, detail)
-            continue
-        if is_folder or suffix not in _LINES:
+                    skip(name, "without text")
+    except OSError as error:
+        skip(name, "unreadable", error.strerror)
+    except UnreadableError as error:
+        skip(name, *error.args)
+    else:
+        if prefix or suffix not in _LINES:
             reading.on_read(place)
 
 
-def _with(document: Document, file: str | None, **more: object) -> Document:
-    """Set a document's file, and add metadata without replacing its own."""
-    return document._replace(metadata={**more, **document.metadata}, file=file)
+def _with_path(document: Document, path: str) -> Document:
+    return document._replace(metadata={"path": path, **document.metadata})
 
 
-def _documents(path: Path, name: str, reading: Reading) -> Iterator[Document]:
-    suffix = path.suffix.lower()
-    content = read_bytes(path, is_text=suffix != ".pdf")
-    if suffix in _READERS:
-        extracted = _READERS[suffix](content)
+def _read_passages(file: IO[bytes], name: str, suffix: str, reading: Reading) -> Iterator[Document]:
+    content = read_bytes(file)
+    if suffix == ".pdf":
+        text, places = read_pdf(content)
     else:
-        read = read_html if suffix in _PAGES else with_lines
-        extracted = read(to_text(content))
-    has_headings = suffix in (*_MARKED, *_PAGES, ".ipynb")
-    yield from _passages(extracted, name, reading, has_headings=has_headings)
-
-
-def _passages(
-    extracted: ExtractedText, source: str, reading: Reading, *, has_headings: bool
-) -> Iterator[Document]:
-    text, size, overlap = extracted.text, reading.chunk_size, reading.chunk_overlap
-    for passage in cut(text, size, overlap, has_headings=has_headings):
-        start, stop = passage.start, passage.stop
-        metadata = {"source": source, "start": start, "stop": stop, **extracted.place(start)}
-        if passage.heading:
-            metadata["title"] = passage.heading
-        yield Document(f"{source}#{start}", text[start:stop], metadata)
+        text, places = _READERS.get(suffix, with_lines)(to_text(content))
+    remaining = iter(places)
+    place: dict[str, Any] = {}
+    following = next(remaining, None)
+    size, overlap, has_headings = (
+        reading.chunk_size,
+        reading.chunk_overlap,
+        suffix in _WITH_HEADINGS,
+    )
+    for start, stop, heading in cut(text, size, overlap, has_headings=has_headings):
+        while following is not None and following[0] <= start:
+            place, following = following[1], next(remaining, None)
+        title = {"title": heading} if heading else {}
+        metadata = {"source": name, "start": start, "stop": stop, **place, **title}
+        yield Document(f"{name}#{start}", text[start:stop], metadata)
 
 
 def _read_lines(
-    file: IO[bytes],
-    name: str,
-    label: str,
-    reading: Reading,
-    *,
-    path: str | None = None,
-    skipped: Skipped | None = None,
+    file: IO[bytes], name: str, skip: _Skip, reading: Reading, prefix: str = ""
 ) -> Iterator[Document]:
-    """Read JSON lines. A bad line is an error, or in a file of a folder skipped."""
-    ids = "" if skipped is None else f"{name}#"
-    unnamed = f"{name}:" if reading.lines_are_named and not ids else ""
-    field = reading.text_field
-    lines = read_json_lines(file, text_field=field, name=name, ids=ids, unnamed=unnamed)
+    lines = read_json_lines(file, text_field=reading.text_field, name=name, prefix=prefix)
     for number, found in lines:
         if isinstance(found, Document):
-            of_file = path if ids else None
-            yield found if path is None else _with(found, of_file, path=path, line=number)
-        elif skipped is None:
-            raise SourceError(f"{label}:{number}: {found}")
+            yield found._replace(metadata={"line": number, **found.metadata})
         else:
-            skipped.add(f"{label}:{number}", "not a document", found)
+            skip(f"{name}:{number}", "not a document", found)
 
 
 def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Document]:
     """Read JSON lines if the stream begins with "{", else one text."""
     try:
         if stream.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-            yield from _read_lines(stream, "stdin", "standard input", reading)
+            yield from _read_lines(stream, "stdin", _refuse, reading)
             return
-        content = stream.read(MOST_BYTES + 1)
+        content = read_bytes(stream)
         # The name depends on the content, so that another text gets another name.
         name = f"stdin-{hashlib.sha256(content).hexdigest()[:8]}"
-        text = with_lines(to_text(content))
-        for document in _passages(text, name, reading, has_headings=True):
+        for document in _read_passages(io.BytesIO(content), name, ".md", reading):
             yield document._replace(file=name)
     except UnreadableError as error:
-        raise SourceError(f"standard input cannot be indexed: {error}") from None
+        _refuse("standard input", *error.args)

@@ -100,11 +100,11 @@ def test_json_lines_are_read(tmp_path: Path) -> None:
         {"id": None, "text": "b"},
     ]
     found, _ = read(write_lines(path, records))
-    assert set(found) == {"7", "2", "0", "4"}
+    assert set(found) == {"7", "corpus.jsonl#2", "0", "corpus.jsonl#4"}
     assert found["7"]["text"] == "T\nbody"
     metadata = {"title": "T", "lang": "en", "path": str(path), "line": 1}
     assert found["7"]["metadata"].items() >= metadata.items()
-    assert "id" not in found["4"]["metadata"]
+    assert "id" not in found["corpus.jsonl#4"]["metadata"]
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,11 @@ def test_bad_json_line_is_named(tmp_path: Path, content: str, messages: list[str
 
 
 def pdf_of(*pages: str) -> bytes:
-    """Write a PDF by hand: a page for each text."""
-    count = len(pages)
-    kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(count))
+    """Write a PDF by hand, without a table of its objects: a page for each text."""
+    kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(len(pages)))
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Count {count} /Kids [{kids}] >>",
+        f"<< /Type /Pages /Count {len(pages)} /Kids [{kids}] >>",
         "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]
     for number, text in enumerate(pages):
@@ -146,16 +145,8 @@ def pdf_of(*pages: str) -> bytes:
             "/Resources << /Font << /F1 3 0 R >> >> >>",
             f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream",
         ]
-    content, offsets = "%PDF-1.4\n", []
-    for number, each in enumerate(objects, start=1):
-        offsets.append(len(content))
-        content += f"{number} 0 obj\n{each}\nendobj\n"
-    table = "".join(f"{offset:010d} 00000 n \n" for offset in offsets)
-    head = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
-    trailer = (
-        f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(content)}\n%%EOF"
-    )
-    return (content + head + trailer).encode("ascii")
+    body = "".join(f"{n} 0 obj\n{each}\nendobj\n" for n, each in enumerate(objects, start=1))
+    return f"%PDF-1.4\n{body}trailer << /Root 1 0 R >>\nstartxref\n0\n%%EOF".encode("ascii")
 
 
 def test_pdf_results_name_the_page(tmp_path: Path) -> None:
