@@ -24,14 +24,12 @@ class MemoryRelease(NamedTuple):
 
     Attributes:
         method: How the model was released.
-        weights_bytes: The size of the weights.
         taken_bytes: The growth of the process by loading the model and encoding.
         returned_bytes: The shrinkage of the process by the release.
         seconds: The duration of the release.
     """
 
     method: str
-    weights_bytes: int
     taken_bytes: int
     returned_bytes: int
     seconds: float
@@ -55,7 +53,6 @@ def measure_release(method: str) -> MemoryRelease:
         model = _used_model(path)
         if scope is not None:
             scope.manage(model)
-        weights = sum(weight.nbytes for weight in model.buffers())
         full = memory_snapshot()
         with measuring("cpu") as taken:
             if scope is not None:
@@ -66,7 +63,7 @@ def measure_release(method: str) -> MemoryRelease:
                     gc.collect()
     after = memory_snapshot()
     grown, shrunk = (full - before).host.rss_bytes, (full - after).host.rss_bytes
-    return MemoryRelease(method, weights, grown, shrunk, taken.median_s)
+    return MemoryRelease(method, grown, shrunk, taken.median_s)
 
 
 def _used_model(path: str) -> Any:

@@ -20,7 +20,7 @@ QUESTIONS = (
 @top_k_option
 def demo(top_k: int) -> None:
     """Compare ways to release a model, then search the documentation of this project."""
-    from rag_demo.console import Printer, print_releases, progress
+    from rag_demo.console import print_results, progress
     from rag_demo.documents.sources import Reading, Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.memory_comparison import METHODS, compare_releases
@@ -34,11 +34,13 @@ def demo(top_k: int) -> None:
     say("releasing the same model by three methods, each in a process of its own ...")
     with progress("releasing", len(METHODS)) as advance:
         releases = compare_releases(advance)
-    print_releases(releases)
-    say("")
+    say(f"{'method':30} memory taken, given back, in")
+    for each in releases:
+        taken, returned = format_bytes(each.taken_bytes), format_bytes(each.returned_bytes)
+        share, ms = each.returned_bytes / each.taken_bytes, each.seconds * 1e3
+        say(f" {each.method:30} {taken}, {returned} ({share:.0%}), {ms:.1f} ms")
     documents = list(read_source(str(folder), Skipped(), Reading(include=("*.md",))))
     say(f"indexing {len(documents)} passages of the documentation ...")
-    printer = Printer(as_table=True, rank_scores=False)
     with SafePyTorchCleanup() as scope:
         embedder = scope.manage(EmbeddingModel())
         retriever = scope.manage(PyTorchGPURetriever(embedder))
@@ -46,7 +48,7 @@ def demo(top_k: int) -> None:
             ids, texts, metadata, _ = zip(*documents, strict=True)
             retriever.add(texts, metadata, ids, on_progress=advance)
         for question in QUESTIONS:
-            printer.show(question, retriever.search(question, top_k=top_k))
+            print_results(question, retriever.search(question, top_k=top_k), digits=4)
     report = scope.report
     if report is not None:
         before, after = report.before.host.rss_bytes, report.after.host.rss_bytes

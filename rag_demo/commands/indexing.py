@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -102,7 +102,7 @@ def index(
     reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
     """
     embedding = {name: more.pop(name) for name in ("device", "batch_size", "cache")}
-    run = _Run(source, more)
+    given = _read(source, more)
     if on == "ray":
         from rag_demo.ray_embedder import RayEmbedder
 
@@ -114,13 +114,13 @@ def index(
         embedder = open_model(model, dtype, **embedding)
     with embedder:
         try:
-            reused = run.ingest(run.documents, embedder, out, replace=yes, language=language)
+            reused = _ingest(given, embedder, out, replace=yes, language=language)
         except OtherIndexError as error:
             raise OtherIndexError(f"{error} with --yes") from None
     known = f", {reused} of them unchanged" if reused else ""
     count = load_manifest(out).count
-    say(f"indexed {count} text{'s' * (count != 1)} of {run.name} in {out}{known}")
-    run.report_skipped()
+    say(f"indexed {count} text{'s' * (count != 1)} of {given.name} in {out}{known}")
+    given.report_skipped()
 
 
 @click.command()
@@ -140,9 +140,9 @@ def add(folder: Any, source: str, model: str | None, **more: Any) -> None:
     manifest = earlier.manifest  # All is decided on this state.
     files: set[str] = set()  # read to their end
     embedding = {name: more.pop(name) for name in ("device", "batch_size", "cache")}
-    run = _Run(source, {**more, "on_read": files.add})
+    given = _read(source, {**more, "on_read": files.add})
     sources = (manifest.source or _UNKNOWN).split(_AND)
-    together = _AND.join(dict.fromkeys([*sources, run.source]))
+    together = _AND.join(dict.fromkeys([*sources, given.identity]))
     if not manifest.finished and manifest.source != together:
         raise IndexFileError(  # It would look complete.
             f"'{folder}' contains only part of {sources[-1]}, because its command was interrupted; "
@@ -150,7 +150,7 @@ def add(folder: Any, source: str, model: str | None, **more: Any) -> None:
         )
 
     def renamed() -> Iterator[Document]:
-        for document in run.documents:
+        for document in given.documents:
             # Different files may have the same name; a file that is added again keeps its ids.
             name = document.id
             while (known := earlier.get([name])[0]) and known.file != document.file:
@@ -167,59 +167,61 @@ def add(folder: Any, source: str, model: str | None, **more: Any) -> None:
     with contextlib.closing(earlier), open_model(model or name, dtype, **embedding) as embedder:
         if made_by is not None:
             refuse_other_model(folder, made_by, embedder.identity)
-        run.ingest(
-            renamed(), embedder, folder, source=together, replace=True, covers_all=False,
-            based_on=manifest.commit, files=gone,
+        _ingest(
+            given._replace(documents=renamed(), identity=together), embedder, folder,
+            replace=True, covers_all=False, based_on=manifest.commit, files=gone,
         )  # fmt: skip
     count = load_manifest(folder).count
-    say(f"added {run.name} to {folder}: {count} texts, {manifest.count} before")
-    run.report_skipped()
+    say(f"added {given.name} to {folder}: {count} texts, {manifest.count} before")
+    given.report_skipped()
 
 
-class _Run:
-    """One run: it reads and embeds a source, and shows progress.
+class _Given(NamedTuple):
+    """A source: its name in messages, what tells it from others, and its documents."""
+
+    name: str
+    identity: str
+    documents: Iterator[Document]
+    skipped: Skipped
+
+    def report_skipped(self) -> None:
+        if self.skipped:
+            warn(self.skipped)
+
+
+def _read(source: str, reading: dict[str, Any]) -> _Given:
+    """Open a source.
 
     Raises:
         SourceError: The source is missing, empty or invalid.
     """
+    skipped, name = Skipped(), "standard input" if source == STDIN else source
+    stdin: Any = sys.stdin.buffer if source == STDIN else None
+    if stdin is not None and not isinstance(stdin, io.BufferedReader):
+        stdin = io.BufferedReader(stdin)
+    found = read_source(source, skipped, Reading(**reading), stdin=stdin)
+    first = next(found, None)
+    if first is None:
+        more = f" ({skipped})" if skipped else ""
+        raise SourceError(f"{name} holds no text to index{more}; name another folder or file")
+    # A full path; a pipe has no name, and is identified by its beginning.
+    identity = str(Path(source).resolve())
+    if source == STDIN:
+        begins = f"{first.id}\n{first.text}".encode("utf-8", "surrogatepass")
+        identity = f"{name} ({hashlib.sha256(begins).hexdigest()[:8]})"
+    return _Given(name, identity, itertools.chain([first], found), skipped)
 
-    def __init__(self, source: str, reading: dict[str, Any]) -> None:
-        self._skipped = Skipped()
-        self.name = "standard input" if source == STDIN else source
-        stdin: Any = sys.stdin.buffer if source == STDIN else None
-        if stdin is not None and not isinstance(stdin, io.BufferedReader):
-            stdin = io.BufferedReader(stdin)
-        found = read_source(source, self._skipped, Reading(**reading), stdin=stdin)
-        first = next(found, None)
-        if first is None:
-            skipped = f" ({self._skipped})" if self._skipped else ""
-            raise SourceError(
-                f"{self.name} holds no text to index{skipped}; name another folder or file"
-            )
-        self.documents = itertools.chain([first], found)
-        # A full path; a pipe has no name, and is identified by its beginning.
-        self.source = str(Path(source).resolve())
-        if source == STDIN:
-            begins = f"{first.id}\n{first.text}".encode("utf-8", "surrogatepass")
-            self.source = f"{self.name} ({hashlib.sha256(begins).hexdigest()[:8]})"
 
-    def ingest(
-        self, documents: Iterator[Document], embedder: Any, folder: Any, **options: Any
-    ) -> int:
-        """Embed documents into an index, and return how many were unchanged."""
-        from rag_demo.console import progress
-        from rag_demo.stores.ingest import ingest
+def _ingest(given: _Given, embedder: Any, place: Any, **options: Any) -> int:
+    """Embed documents into an index, and return how many were unchanged."""
+    from rag_demo.console import progress
+    from rag_demo.stores.ingest import ingest
 
-        options = {"source": self.source, **options}
-        try:
-            rates = getattr(embedder, "rates", str)  # of actors
-            with progress("embedding", None, rates) as advance:
-                return ingest(documents, embedder, folder, on_progress=advance, **options).reused
-        except KeyboardInterrupt:
-            warn("interrupted; run the same command again to continue")
-            raise click.Abort from None
-
-    def report_skipped(self) -> None:
-        """Print what was skipped."""
-        if self._skipped:
-            warn(self._skipped)
+    rates = getattr(embedder, "rates", str)  # of actors
+    try:
+        with progress("embedding", None, rates) as advance:
+            options |= {"source": given.identity, "on_progress": advance}
+            return ingest(given.documents, embedder, place, **options).reused
+    except KeyboardInterrupt:
+        warn("interrupted; run the same command again to continue")
+        raise click.Abort from None

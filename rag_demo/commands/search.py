@@ -75,10 +75,10 @@ def search(
 ) -> None:
     """Search the index in DIR for each QUESTION.
 
-    Without a QUESTION, read questions from standard input, one on each line. Results are a table
-    on a terminal, and else lines with tabs.
+    Without a QUESTION, read questions from standard input, one on each line. Results are lines
+    with tabs unless stdout is a terminal.
     """
-    from rag_demo.console import Printer
+    from rag_demo.console import print_results
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.evaluate import NoEmbeddings
     from rag_demo.reranker import Reranker
@@ -98,7 +98,7 @@ def search(
     batch = next(batches, None)
     if batch is None:
         raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
-    printer = Printer(as_json=as_json, rank_scores=mode == "hybrid" and rerank is None)
+    digits = 4 if mode == "hybrid" and rerank is None else 3
     with contextlib.ExitStack() as stack:
         embedder: Any = NoEmbeddings(made_by)
         if mode != "bm25":
@@ -117,7 +117,10 @@ def search(
             if where is not None and not any(found):
                 explain(where, places)
             for question, results in zip(batch, found, strict=True):
-                printer.show(question, results, with_query=len(questions) != 1)
+                print_results(
+                    question, results, digits=digits, as_json=as_json,
+                    with_query=len(questions) != 1,
+                )  # fmt: skip
             batch = next(batches, None)
 
 
