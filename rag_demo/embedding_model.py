@@ -12,14 +12,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
-from rag_demo.encoding.encoder import Encoder, Kind
+from rag_demo.encoding.encoder import Encoder, Kind, packed
 from rag_demo.encoding.model_identity import ModelIdentity, identify
 from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
 from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError, checked_texts
@@ -29,8 +28,8 @@ from torch_utils.resource import closes_on_error
 
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
-_SLICE = 64  # texts that are embedded before another thread may take its turn
-_SLICE_CHARS = 1 << 13  # about one forward pass
+# What is embedded before another thread may take its turn: about one forward pass.
+_SLICE_CHARS, _SLICE_TEXTS = 9000, 64
 
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")  # Every model has one.
 
@@ -145,7 +144,7 @@ class EmbeddingModel(Resource):
     def max_tokens(self) -> int | None:
         """How many tokens of a text the model reads; None if unknown. Loads the model."""
         with self._in_use:
-            return getattr(self._loaded(), "max_tokens", None)
+            return self._loaded().max_tokens
 
     def count_tokens(self, texts: Sequence[str], kind: Kind = "document") -> list[int] | None:
         """Count the tokens of each text, with its prompt, before it is cut off.
@@ -159,8 +158,7 @@ class EmbeddingModel(Resource):
             bound that is above `max_tokens`.
         """
         with self._turn():
-            count = getattr(self._loaded(), "count_tokens", None)
-            return None if count is None else count(list(map(_encodable, texts)), kind)
+            return self._loaded().count_tokens(list(map(_encodable, texts)), kind)
 
     def load_model(self) -> bool:
         """Load the weights now rather than on first use.
@@ -180,12 +178,7 @@ class EmbeddingModel(Resource):
             expected = self._identity or self._identify(path)
             self.device = self.device or get_optimal_device()
             encoder = load_encoder(
-                path,
-                name=self.name,
-                device=self.device,
-                dtype=self._dtype,
-                trust_remote_code=self._trust_remote_code,
-                prompts=self.prompts,
+                path, self.device, self._dtype, self._trust_remote_code, self.prompts
             )
             try:
                 self._identity = self._identify(path)
@@ -283,7 +276,9 @@ class EmbeddingModel(Resource):
             return shortened(encoder.encode(prepared, batch_size), dimension)
 
         # The longest texts come first, so that a lack of memory shows at once.
-        for rows in _slices(sorted(missing, key=lambda row: -len(texts[row])), texts):
+        missing.sort(key=lambda row: -len(texts[row]))
+        least = _SLICE_CHARS // _SLICE_TEXTS
+        for rows in packed(missing, lambda row: max(len(texts[row]), least), _SLICE_CHARS):
             with self._turn():
                 self.ensure_open()  # Another thread may have closed or unloaded it.
                 if self._encoder is not encoder:
@@ -347,19 +342,12 @@ class EmbeddingModel(Resource):
 
 
 def load_encoder(
-    path: str,
-    *,
-    name: str,
-    device: str,
-    dtype: str,
-    trust_remote_code: bool = False,
-    prompts: Mapping[str, str] | None = None,
+    path: str, device: str, dtype: str, trust_remote_code: bool, prompts: Mapping[str, str]
 ) -> Encoder[Any]:
     """Load a model without padding if that is possible, else with sentence-transformers.
 
     Args:
         path: A folder, or a name on the hub.
-        name: The name for error messages.
         device: torch's name of the device.
         dtype: torch's name of the weights' dtype.
         trust_remote_code: Whether to run code that comes with the model.
@@ -370,52 +358,30 @@ def load_encoder(
     """
     import torch
 
-    where = Path(path)
+    where, wanted = Path(path), getattr(torch, dtype)
     if where.is_absolute() and not where.exists():  # The hub has no such names.
-        raise ModelError(f"the model {name!r} cannot be loaded: there is no such folder; {_MOVED}")
+        raise ModelError(f"the model {path!r} cannot be loaded: there is no such folder; {_MOVED}")
     try:
         if where.is_dir() and not trust_remote_code:
-            from rag_demo.encoding.bert_encoder import (
-                BertEncoder,
-                UnsupportedModelError,
-                read_settings,
-            )
+            from rag_demo.encoding import bert_encoder
 
             try:
-                settings = read_settings(where)
-                settings = replace(settings, prompts={**settings.prompts, **(prompts or {})})
-                return BertEncoder(settings, device, getattr(torch, dtype))
-            except UnsupportedModelError as why:
-                log.debug("%s is run by sentence-transformers: %s", name, why)
+                settings = bert_encoder.read_settings(where)
+                settings.prompts.update(prompts)
+                return bert_encoder.BertEncoder(settings, device, wanted)
+            except bert_encoder.UnsupportedModelError as why:
+                log.debug("%s is run by sentence-transformers: %s", path, why)
         from rag_demo.encoding.sentence_transformers_encoder import SentenceTransformersEncoder
 
-        return SentenceTransformersEncoder(
-            path, device, getattr(torch, dtype), trust_remote_code, prompts
-        )
+        return SentenceTransformersEncoder(path, device, wanted, trust_remote_code, prompts)
     except ModelError:
         raise
     except Exception as error:
         # The libraries raise many types of errors for a damaged model.
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        reason = str(error).strip().partition("\n")[0] or repr(error)
         if not where.is_dir():
-            reason = (
-                f"there is no such folder, and the hub did not return the model: {reason}; {_MOVED}"
-            )
-        raise ModelError(f"the model {name!r} cannot be loaded: {reason}") from error
-
-
-def _slices(rows: Sequence[int], texts: Sequence[str]) -> Iterator[list[int]]:
-    """Cut rows into slices that take about a second."""
-    some: list[int] = []
-    chars = 0
-    for row in rows:
-        some.append(row)
-        chars += len(texts[row])
-        if len(some) == _SLICE or chars >= _SLICE_CHARS:
-            yield some
-            some, chars = [], 0
-    if some:
-        yield some
+            reason = f"there is no such folder, nor such a model on the hub: {reason}; {_MOVED}"
+        raise ModelError(f"the model {path!r} cannot be loaded: {reason}") from error
 
 
 def _encodable(text: str) -> str:

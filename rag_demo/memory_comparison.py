@@ -69,7 +69,7 @@ def measure_release(method: str) -> MemoryRelease:
 def _used_model(path: str) -> Any:
     from rag_demo.embedding_model import load_encoder
 
-    model = load_encoder(path, name="the packaged model", device="cpu", dtype="float32")
+    model = load_encoder(path, "cpu", "float32", False, {})
     texts = [f"number {n} is about memory, caches and heaps. " * (1 + n % 8) for n in range(_TEXTS)]
     model.encode(model.prepare(texts, "document"), 32)
     return model

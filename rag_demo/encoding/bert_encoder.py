@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rag_demo.encoding.encoder import Kind
+from rag_demo.encoding.encoder import Kind, packed
 from rag_demo.vectors import Vectors
 
 _POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
@@ -41,7 +41,6 @@ class Settings:
         max_tokens: Longer texts are cut off.
         pooling: "mean" or "cls".
         prompts: The prefix of texts, by "query" and "document".
-        lower: Whether texts are lower-cased before they are tokenised.
     """
 
     folder: Path
@@ -52,7 +51,6 @@ class Settings:
     max_tokens: int
     pooling: str
     prompts: dict[str, str]
-    lower: bool
 
 
 def read_settings(folder: Path) -> Settings:
@@ -76,6 +74,8 @@ def read_settings(folder: Path) -> Settings:
         if not (where / name).is_file():
             raise UnsupportedModelError(f"it has no {name}")
     own = _json(where / "sentence_bert_config.json", {})
+    if own.get("do_lower_case"):
+        raise UnsupportedModelError("its texts are lower-cased")
     limit = own.get("max_seq_length") or _json(where / "tokenizer_config.json", {}).get(
         "model_max_length"
     )
@@ -89,7 +89,6 @@ def read_settings(folder: Path) -> Settings:
         max_tokens=min(int(limit or positions), positions),
         pooling=_pooling(_json(folder / modules[1]["path"] / "config.json")),
         prompts=_prompts(_json(folder / "config_sentence_transformers.json", {})),
-        lower=bool(own.get("do_lower_case", False)),
     )
 
 
@@ -128,6 +127,9 @@ _CHARS_PER_TOKEN = 512  # at most, in any ordinary text
 # oneDNN compiles and keeps code for each number of rows, so rows are padded to these multiples.
 _FEW_ROWS, _MANY_ROWS = 16, 128
 _FREED_BYTES = 31 << 20
+_WORDS, _PLACES, _TYPES = (
+    f"embeddings_{name}_embeddings_weight" for name in ("word", "position", "token_type")
+)
 
 
 class BertEncoder(nn.Module):
@@ -151,14 +153,21 @@ class BertEncoder(nn.Module):
         self.tokenizer = Tokenizer.from_file(str(settings.folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(settings.max_tokens)
         self.tokenizer.no_padding()
-        weights = load_file(settings.folder / "model.safetensors")
-        prefix = "bert." if "bert.embeddings.word_embeddings.weight" in weights else ""
+        read = load_file(settings.folder / "model.safetensors")
+        weights = {name.removeprefix("bert."): value for name, value in read.items()}
         try:
-            for name, sources in _names(settings.layers).items():
-                value = torch.cat([weights[prefix + source] for source in sources])
-                self.register_buffer(name, value.to(device=device, dtype=dtype))
+            for layer in range(settings.layers):  # One product makes queries, keys and values.
+                own = f"encoder.layer.{layer}.attention"
+                for kind in ("weight", "bias"):
+                    parts = [f"{own}.self.{part}.{kind}" for part in ("query", "key", "value")]
+                    weights[f"{own}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
         except KeyError as error:
             raise UnsupportedModelError(f"its weights have no {error}") from None
+        for name, value in weights.items():
+            if name.startswith(("embeddings.", "encoder.")):
+                # A copy, because the file's pages count neither as taken nor as given back.
+                value = value.to(device=device, dtype=dtype, copy=True)
+                self.register_buffer(name.replace(".", "_"), value)
         self._has_grown = False
         self.eval()
 
@@ -176,9 +185,8 @@ class BertEncoder(nn.Module):
         """
         prompt = self.settings.prompts[kind]
         cleaned = [self._cleaned(prompt + text) for text in texts]
-        # The fast method omits the positions of tokens in the text.
-        encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
-        return [encoding.ids for encoding in encode(cleaned)]
+        # It omits the positions of tokens in the text.
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(cleaned)]
 
     @property
     def max_tokens(self) -> int:
@@ -196,9 +204,11 @@ class BertEncoder(nn.Module):
         ]
 
     def _cleaned(self, text: str) -> str:
-        if len(text) > _LONG_CHARS:
-            text = _beginning(text, self.settings.max_tokens)
-        return text.lower() if self.settings.lower else text
+        if len(text) <= _LONG_CHARS:
+            return text
+        # As much as so many tokens can cover; a word has at least one.
+        most = self.settings.max_tokens
+        return " ".join(text.split(None, most)[:most])[: most * _CHARS_PER_TOKEN]
 
     def encode(self, tokens: Sequence[list[int]], batch_size: int) -> Vectors:
         """Embed tokenised texts.
@@ -212,46 +222,49 @@ class BertEncoder(nn.Module):
         """
         order = sorted(range(len(tokens)), key=lambda row: -len(tokens[row]))
         vectors = np.empty((len(tokens), self.dimension), np.float32)
-        if not self._has_grown and self.get_buffer("words").device.type == "cpu":
+        if not self._has_grown and self.get_buffer(_WORDS).device.type == "cpu":
             # Freeing a large block raises glibc's threshold for returning heap memory. Otherwise
             # each layer's memory is returned and faulted in again, a sixth of the time.
             torch.empty(_FREED_BYTES, dtype=torch.uint8)
             self._has_grown = True
         with torch.inference_mode():
-            for rows in _packed(order, tokens, batch_size * TOKENS_PER_TEXT):
+            for rows in packed(order, lambda row: len(tokens[row]), batch_size * TOKENS_PER_TEXT):
                 vectors[rows] = self([tokens[row] for row in rows]).float().cpu().numpy()
         return vectors
 
     def forward(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Embed one batch of tokens, sorted by length: shape (n, d), each row of length 1."""
-        words = self.get_buffer("words")
+        words = self.get_buffer(_WORDS)
         device = words.device
         lengths = [len(text) for text in texts]
         # MKL keeps no code. torch uses oneDNN for other types and without MKL.
-        keeps_code = words.dtype != torch.float32 or not _has_mkl()
+        has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+        keeps_code = words.dtype != torch.float32 or not has_mkl
         multiple = _FEW_ROWS if sum(lengths) < 4 * _MANY_ROWS else _MANY_ROWS
         spare = [0] * (-sum(lengths) % multiple if keeps_code else 0)
         ids = torch.tensor([*itertools.chain.from_iterable(texts), *spare], device=device)
         places = torch.tensor([*itertools.chain.from_iterable(map(range, lengths)), *spare])
         groups = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
         hidden = functional.embedding(ids, words)
-        hidden = hidden + functional.embedding(places.to(device), self.get_buffer("places"))
-        hidden = self._norm(hidden + self.get_buffer("types")[0], "first_norm")
+        hidden = hidden + functional.embedding(places.to(device), self.get_buffer(_PLACES))
+        hidden = self._norm(hidden + self.get_buffer(_TYPES)[0], "embeddings_LayerNorm")
         for number in range(self.settings.layers):
             hidden = self._layer(hidden, number, groups)
         pooled = []
-        for (length, count), packed in zip(groups, _unpacked(hidden, groups), strict=True):
-            tokens = packed.view(count, length, -1)
+        for (length, count), rows in zip(groups, _unpacked(hidden, groups), strict=True):
+            tokens = rows.view(count, length, -1)
             pooled.append(tokens.mean(dim=1) if self.settings.pooling == "mean" else tokens[:, 0])
         return functional.normalize(torch.cat(pooled).float(), dim=1)
 
     def _layer(self, hidden: Tensor, number: int, groups: list[tuple[int, int]]) -> Tensor:
-        attended = self._attend(self._linear(hidden, f"{number}_attention"), groups)
-        hidden = self._norm(self._linear(attended, f"{number}_out").add_(hidden), f"{number}_norm")
+        own = f"encoder_layer_{number}"
+        attended = self._attend(self._linear(hidden, f"{own}_attention"), groups)
+        added = self._linear(attended, f"{own}_attention_output_dense").add_(hidden)
+        hidden = self._norm(added, f"{own}_attention_output_LayerNorm")
         # In place, because a new tensor of this size costs more than the function.
-        inner = torch.ops.aten.gelu_(self._linear(hidden, f"{number}_up"))
-        inner = self._linear(inner, f"{number}_down")
-        return self._norm(inner.add_(hidden), f"{number}_last_norm")
+        inner = torch.ops.aten.gelu_(self._linear(hidden, f"{own}_intermediate_dense"))
+        added = self._linear(inner, f"{own}_output_dense").add_(hidden)
+        return self._norm(added, f"{own}_output_LayerNorm")
 
     def _linear(self, hidden: Tensor, name: str) -> Tensor:
         return functional.linear(hidden, *self._weights(name))
@@ -276,54 +289,7 @@ class BertEncoder(nn.Module):
         return self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
 
 
-def _has_mkl() -> bool:
-    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return has_mkl
-
-
-def _beginning(text: str, tokens: int) -> str:
-    """Return as much of a long text as so many tokens can cover. A word has at least one."""
-    return " ".join(text.split(None, tokens)[:tokens])[: tokens * _CHARS_PER_TOKEN]
-
-
-def _names(layers: int) -> dict[str, tuple[str, ...]]:
-    """Map each tensor of the encoder to the file's tensors that it consists of."""
-    names: dict[str, tuple[str, ...]] = {
-        "words": ("embeddings.word_embeddings.weight",),
-        "places": ("embeddings.position_embeddings.weight",),
-        "types": ("embeddings.token_type_embeddings.weight",),
-    }
-    places: dict[str, tuple[str, ...]] = {"first_norm": ("embeddings.LayerNorm",)}
-    for layer in range(layers):
-        own = f"encoder.layer.{layer}"
-        projections = (f"{own}.attention.self.{name}" for name in ("query", "key", "value"))
-        places[f"{layer}_attention"] = tuple(projections)
-        places[f"{layer}_out"] = (f"{own}.attention.output.dense",)
-        places[f"{layer}_norm"] = (f"{own}.attention.output.LayerNorm",)
-        places[f"{layer}_up"] = (f"{own}.intermediate.dense",)
-        places[f"{layer}_down"] = (f"{own}.output.dense",)
-        places[f"{layer}_last_norm"] = (f"{own}.output.LayerNorm",)
-    for name, modules in places.items():
-        for kind in ("weight", "bias"):
-            names[f"{name}_{kind}"] = tuple(f"{module}.{kind}" for module in modules)
-    return names
-
-
-def _packed(order: list[int], tokens: Sequence[list[int]], budget: int) -> Iterator[list[int]]:
-    """Yield batches of texts of about so many tokens, with at least one text."""
-    batch: list[int] = []
-    total = 0
-    for row in order:
-        if batch and total + len(tokens[row]) > budget:
-            yield batch
-            batch, total = [], 0
-        batch.append(row)
-        total += len(tokens[row])
-    if batch:
-        yield batch
-
-
-def _unpacked(packed: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
+def _unpacked(hidden: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
     """Return the rows of each group of texts of equal length."""
     ends = list(itertools.accumulate((length * count for length, count in groups), initial=0))
-    return [packed[start:stop] for start, stop in itertools.pairwise(ends)]
+    return [hidden[start:stop] for start, stop in itertools.pairwise(ends)]

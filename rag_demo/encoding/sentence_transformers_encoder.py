@@ -35,7 +35,7 @@ class SentenceTransformersEncoder(nn.Module):
         device: str,
         dtype: Any,
         trust_remote_code: bool,
-        prompts: Mapping[str, str] | None = None,
+        prompts: Mapping[str, str],
     ) -> None:
         super().__init__()
         with required("this model", ModelError, "rag"):
@@ -49,7 +49,7 @@ class SentenceTransformersEncoder(nn.Module):
             trust_remote_code=trust_remote_code,
             model_kwargs={"dtype": dtype},
         )
-        self.model.prompts.update(prompts or {})
+        self.model.prompts.update(prompts)
         self.eval()
 
     @property
