@@ -7,7 +7,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -42,9 +41,8 @@ class ModelIdentity:
         """Return the identity of this model with another prompt of documents, or dimension."""
         if prompt is None and truncate_dim is None:
             return self
-        options = f"{'' if prompt is None else f' prompt {prompt!r}'}" + (
-            f" truncate_dim {truncate_dim}" if truncate_dim else ""
-        )
+        options = "" if prompt is None else f" prompt {prompt!r}"
+        options += f" truncate_dim {truncate_dim}" if truncate_dim else ""
         if self.fingerprint is None:
             return replace(self, name=self.name + options)
         digest = hashlib.sha256(f"{self.fingerprint}{options}".encode()).hexdigest()
@@ -126,12 +124,10 @@ def fingerprint(folder: Path) -> str:
     Raises:
         OSError: A file cannot be read.
     """
-    files = sorted(_files(folder))
-    with ThreadPoolExecutor(2) as executor:
-        digests = list(executor.map(file_digest, (path for _, path in files)))
     whole = hashlib.sha256()
-    for (name, _), digest in zip(files, digests, strict=True):
-        whole.update(f"{len(name)} {name} {digest}\n".encode("utf-8", "surrogateescape"))
+    for name, path in sorted(_files(folder)):
+        line = f"{len(name)} {name} {file_digest(path)}\n"
+        whole.update(line.encode("utf-8", "surrogateescape"))
     return whole.hexdigest()
 
 

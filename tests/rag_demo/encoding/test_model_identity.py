@@ -78,10 +78,11 @@ def test_each_file_that_changes_vectors_changes_the_identity(
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(RagDemoError, match=r"name that one: --model .* or make it again"):
         load(index, folder)
-    path.rename(path.with_suffix(".txt" if path.suffix != ".txt" else ".bin"))
+    renamed = path.with_suffix(".txt" if path.suffix != ".txt" else ".bin")
+    path.rename(renamed)
     with pytest.raises(RagDemoError):
         load(index, folder)
-    path.with_suffix(".txt" if path.suffix != ".txt" else ".bin").unlink()
+    renamed.unlink()
     with pytest.raises(RagDemoError):
         load(index, folder)
     path.write_bytes(content)
