@@ -32,23 +32,11 @@ class Run:
                  actors: int = 2, wait_s: float = 0.02) -> None:  # fmt: skip
         self.out, self.records = folder / "index", folder / "records"
         self.records.mkdir(exist_ok=True)
-        command = [
-            sys.executable,
-            str(PROGRAM),
-            str(self.out),
-            address,
-            str(actors),
-            str(count),
-            kind,
-        ]
-        environment = {
-            "PYTHONPATH": IMPORT_PATH,
-            "RECORDS": str(self.records),
-            "WAIT_S": str(wait_s),
-        }
+        command = [sys.executable, str(PROGRAM), str(self.out), address, str(actors), str(count)]
+        environment = {"PYTHONPATH": IMPORT_PATH, "RECORDS": str(self.records)}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **environment}, start_new_session=True,
+            [*command, kind], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **environment, "WAIT_S": str(wait_s)}, start_new_session=True,
         )  # fmt: skip
 
     def wait_for_progress(self) -> None:

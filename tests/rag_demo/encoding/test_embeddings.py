@@ -92,11 +92,6 @@ def test_same_vectors_as_sentence_transformers(
     assert least_cosine(vectors, expected[len(texts)]) >= LEAST[dtype]
 
 
-def test_comparison_notices_the_vector_of_another_text(expected: dict[int, Any]) -> None:
-    vectors = expected[len(TEXTS)]
-    assert least_cosine(vectors, np.roll(vectors, 1, axis=0)) < min(LEAST.values())
-
-
 def test_cls_pooling_is_supported(folder: Path, tmp_path: Path, expected: dict[int, Any]) -> None:
     target = changed(folder, tmp_path / "m", "1_Pooling/config.json", pooling_mode="cls")
     vectors = embed(target, TEXTS)
