@@ -53,28 +53,6 @@ def make_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
     return PyTorchGPURetriever(embedder, device=device)
 
 
-def open_index(place: Any, embedder: Any, make: Callable[[], Any], *, check: bool = False) -> Any:
-    """Open an index in a folder, or in a database, which has its own kind of retriever.
-
-    Args:
-        place: See `as_place`.
-        embedder: The embedding model.
-        make: Creates an empty retriever for a folder, such as `make_retriever`.
-        check: See `rag_demo.retriever.LocalRetriever.load`.
-    """
-    if not isinstance(place, Path):
-        from rag_demo.pgvector_retriever import PgVectorRetriever
-
-        return PgVectorRetriever(embedder, place.conninfo, place.table)
-    retriever = make()
-    try:
-        retriever.load(place, check=check)
-    except BaseException:  # After an interrupt too, nothing else would close it.
-        retriever.close()
-        raise
-    return retriever
-
-
 def open_indexes(
     places: Sequence[Any],
     embedder: Any,
@@ -83,8 +61,25 @@ def open_indexes(
     *,
     check: bool = False,
 ) -> Any:
-    """Open one or several indexes as one retriever, which an `ExitStack` closes."""
-    opened = [stack.enter_context(open_index(each, embedder, make, check=check)) for each in places]
+    """Open one or several indexes as one retriever, which an `ExitStack` closes.
+
+    Args:
+        places: See `as_place`. A database has its own kind of retriever.
+        embedder: The embedding model.
+        make: Creates an empty retriever for a folder, such as `make_retriever`.
+        stack: Closes what was opened, after an error too.
+        check: See `rag_demo.retriever.LocalRetriever.load`.
+    """
+    opened: list[Any] = []
+    for place in places:
+        if isinstance(place, Path):
+            opened.append(stack.enter_context(make()))
+            opened[-1].load(place, check=check)
+        else:
+            from rag_demo.pgvector_retriever import PgVectorRetriever
+
+            retriever = PgVectorRetriever(embedder, place.conninfo, place.table)
+            opened.append(stack.enter_context(retriever))
     if len(opened) == 1:
         return opened[0]
     from rag_demo.sharded_retriever import ShardedRetriever
