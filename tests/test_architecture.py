@@ -55,6 +55,7 @@ PRIVATE_TESTS = {
     "tests/support/clean_exit.py": "says where the commands live; the parser of stderr",
     "tests/support/service_program.py": "starts the service in its own process",
     "tests/torch_utils/releasing/test_release.py": "the table of torch's private names",
+    "tests/rag_demo/service/test_faults.py": "the log, as the command configures it",
     "tests/support/serving.py": "starts the service in the test's process",
 }
 """The files that import private modules, each with a reason."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever
-from rag_demo.stores.index_writer import IndexWriter
 from support.rag_command import succeed
 from support.serving import TEXTS, Embedder, ask, make_index, search, serving, waiting_tokens
 from support.waiting import wait_for_async
@@ -183,8 +184,19 @@ def test_change_of_another_program_is_kept(folder: Path) -> None:
     assert ids_in(folder) == {"0", "1", "2", "3", "4", "new"}
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Hold the lock of an index as another program that is writing into it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def test_answer_names_another_program_that_is_writing(folder: Path) -> None:
-    with IndexWriter(folder):
+    with writing(folder):
         document = put({"id": "new", "text": "a zebra"})
         (refused,) = ask(folder, document, writable=True, timeout=1)
     assert refused.status_code == 503
@@ -195,7 +207,7 @@ def test_answer_names_another_program_that_is_writing(folder: Path) -> None:
 
 def test_change_waits_for_another_program_that_is_writing(folder: Path) -> None:
     with ExitStack() as stack:
-        stack.enter_context(IndexWriter(folder))
+        stack.enter_context(writing(folder))
         timer = threading.Timer(0.5, stack.close)
         timer.start()
         (added,) = ask(folder, put({"id": "new", "text": "a zebra"}), writable=True)
