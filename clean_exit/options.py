@@ -119,8 +119,8 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 _KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
     bool: ("true or false", (bool,)),
-    int: ("a whole number", (int,)),
-    float: ("a number", (int, float)),
+    int: ("a whole number", (int, str)),
+    float: ("a number", (int, float, str)),
     str: ("a string", (str,)),
     list: ("a list of strings", (list,)),
     dict: ("a table of lists of strings", (dict,)),

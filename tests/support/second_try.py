@@ -15,6 +15,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,11 @@ class SecondTry:
         self.failed: list[str] = []
         self.flaky: list[str] = []
         self.problems: list[str] = []
+        self.lost_worker = False
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        self.lost_worker |= bool(error)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -65,6 +71,8 @@ class SecondTry:
             passed += len(self.flaky)
             if self.flaky == self.failed:
                 session.exitstatus = pytest.ExitCode.OK
+        if self.lost_worker and not self.failed:
+            self.problems.append("a worker died, and no test explains it")
         if passed < self.at_least:
             self.problems.append(f"{passed} tests passed, fewer than {self.at_least}")
         if self.problems and session.exitstatus == pytest.ExitCode.OK:

@@ -61,6 +61,20 @@ def test_run_that_broke_off_gets_no_second_try(run: Run) -> None:
     assert (result.ret, listed) == (pytest.ExitCode.TESTS_FAILED, "")
 
 
+def test_worker_that_dies_after_its_last_test_fails_the_run(
+    run: Run, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest("""
+        import os
+        def pytest_sessionfinish(session):
+            if hasattr(session.config, "workerinput"):
+                os._exit(1)
+    """)
+    result, _ = run("def test_fine(): pass", "-n", "1")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines("a worker died, and no test explains it")
+
+
 @pytest.mark.parametrize(("at_least", "code"), [("2", 1), ("1", 0)])
 def test_run_with_too_few_tests_fails(run: Run, at_least: str, code: int) -> None:
     result, _ = run("def test_fine(): pass", "--at-least", at_least)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 SUPPORT = Path(__file__).resolve().parent
 TESTS = SUPPORT.parent
@@ -57,20 +58,43 @@ class Zygotes:
         Returns:
             The exit code, negative for a signal.
         """
+        how: dict[str, Any] = {"env": env, "preload": preload, "quick_end": quick_end}
+        pid = self.start(program, *arguments, stdout=stdout, stderr=stderr, **how)
+        zygote = self._started[preload]
+        assert zygote.stdout is not None
+        if not select.select([zygote.stdout], [], [], timeout_s)[0]:
+            os.kill(pid, signal.SIGKILL)
+        return self.wait(preload)
+
+    def start(
+        self,
+        program: str,
+        *arguments: str,
+        stdout: Path,
+        stderr: Path,
+        env: dict[str, str] | None = None,
+        preload: str = "torch",
+        quick_end: bool = False,
+    ) -> int:
+        """Start a program and return its process id; `wait` must be called before the next."""
         zygote = self._started.get(preload) or self._start(preload)
-        job = {
+        files = {"stdout": str(stdout), "stderr": str(stderr)}
+        job: dict[str, Any] = {
             "program": program,
             "arguments": arguments,
             "env": env or {},
-            "stdout": str(stdout),
-            "stderr": str(stderr),
-            "quick_end": quick_end,
+            **files,
         }
+        job["quick_end"] = quick_end
         assert zygote.stdin is not None and zygote.stdout is not None
         zygote.stdin.write(json.dumps(job).encode() + b"\n")
-        pid = int(zygote.stdout.readline())
-        if not select.select([zygote.stdout], [], [], timeout_s)[0]:
-            os.kill(pid, signal.SIGKILL)
+        zygote.stdin.flush()
+        return int(zygote.stdout.readline())
+
+    def wait(self, preload: str = "torch") -> int:
+        """Wait for the program that was started; return its exit code, negative for a signal."""
+        zygote = self._started[preload]
+        assert zygote.stdout is not None
         return int(zygote.stdout.readline())
 
     def _start(self, preload: str) -> subprocess.Popen[bytes]:
