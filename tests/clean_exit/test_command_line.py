@@ -229,7 +229,9 @@ def test_report_has_child_processes_and_notes(tmp_path: Path) -> None:
 
 def test_killed_keeper_is_a_checker_error() -> None:
     """The program ends."""
-    done = clean_exit("--", "sh", "-c", "echo $$; kill -9 $PPID; exec sleep 600")
+    # After a second the keeper has told which process it started.
+    kill = "echo $$; sleep 1; kill -9 $PPID; exec sleep 600 > /dev/null 2>&1"
+    done = clean_exit("--", "sh", "-c", kill)
     assert done.returncode == 125
     assert done.stderr.startswith("clean-exit: the supervising process was killed")
     wait_for(lambda: not is_there(int(done.stdout)))
