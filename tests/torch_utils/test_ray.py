@@ -65,6 +65,8 @@ for name in ("terminated", "left", "dropped", "killed", "closed", "deleted", "sh
         lost(model.leave)
     elif name == "killed":
         ray.kill(model)
+        while not ended(pid):  # Without a handle it would end by itself, and release the model.
+            time.sleep(0.05)
     elif name == "closed":
         assert ray.get(model.close.remote())
     elif name == "deleted":
