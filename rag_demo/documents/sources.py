@@ -151,12 +151,8 @@ def _read_passages(file: IO[bytes], name: str, suffix: str, reading: Reading) ->
     remaining = iter(places)
     place: dict[str, Any] = {}
     following = next(remaining, None)
-    size, overlap, has_headings = (
-        reading.chunk_size,
-        reading.chunk_overlap,
-        suffix in _WITH_HEADINGS,
-    )
-    for start, stop, heading in cut(text, size, overlap, has_headings=has_headings):
+    size, overlap = reading.chunk_size, reading.chunk_overlap
+    for start, stop, heading in cut(text, size, overlap, has_headings=suffix in _WITH_HEADINGS):
         while following is not None and following[0] <= start:
             place, following = following[1], next(remaining, None)
         title = {"title": heading} if heading else {}
