@@ -194,8 +194,11 @@ class Engine:
             stack.pop_all()
         return retriever
 
-    def reload(self) -> None:
+    def reload(self, *, check: bool = True) -> None:
         """Open the folders again. The old state answers until the new one is open.
+
+        Args:
+            check: See `rag_demo.retriever.LocalRetriever.load`.
 
         Raises:
             RagDemoError: The index cannot be opened, or was made with another model.
@@ -203,7 +206,7 @@ class Engine:
         with self.index.lease() as retriever:
             state = self.look()
             for shard, place in self._folders(retriever):
-                shard.load(place, check=True)
+                shard.load(place, check=check)
             self.set_state(*state)
 
     def change(self, change: Callable[[Any], Any]) -> Any:

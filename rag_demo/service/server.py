@@ -93,7 +93,8 @@ def run_server(
             server.run([listener])
         finally:
             service = app.state.service
-            if settings.isolation == "thread" and not (service is None or service.has_ended):
+            is_left = service is not None and not service.has_ended
+            if server.first_signal and is_left and settings.isolation == "thread":
                 # A thread that loads or computes would hang or crash while Python ends.
                 atexit._run_exitfuncs()
                 os._exit(128 + server.first_signal)

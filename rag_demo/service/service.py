@@ -261,7 +261,8 @@ class Service:
                 except (TypeError, ValueError) as error:  # The client's documents are invalid.
                     raise Problem(422, str(error)[:500], param="documents") from None
                 except Exception as error:  # From the disk, or another process is changing it.
-                    await run_in_thread(self.engine.reload)  # It must match its files again.
+                    # It must match its files again. Their content is checked by the next search.
+                    await run_in_thread(partial(self.engine.reload, check=False))
                     if not isinstance(error, (IndexChangedError, WriterBusyError)):
                         log.error("the index cannot be changed: %s", error, exc_info=error)
                         detail = "the index cannot be changed; the service's log says why"
