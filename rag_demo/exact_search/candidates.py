@@ -227,8 +227,8 @@ def find_candidates(
 
 def _limits(device: str, scratch_bytes: int | None) -> tuple[int, int, int]:
     """Return the most rows, scores and candidates at once."""
-    if scratch_bytes is not None:  # Up to five copies of scores and three of candidates.
-        scores, pool = (max(1 << 15, min(n, scratch_bytes // 40)) for n in (_SCORES, _POOL))
+    if scratch_bytes is not None:  # A search took at most 60 times as many bytes.
+        scores, pool = (max(1 << 15, min(n, scratch_bytes // 64)) for n in (_SCORES, _POOL))
         return _MOST_ROWS, scores, pool
     step = 1 if device == "cpu" else _DEVICE_STEP
     return step * _MOST_ROWS, step * _SCORES, _POOL
