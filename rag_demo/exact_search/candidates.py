@@ -173,7 +173,7 @@ Array = npt.NDArray[Any]
 Fetch = Callable[[Array], Any]
 
 _SCORES = 1 << 22  # computed at once: 16 MB
-_MOST_ROWS = 1 << 16
+_MOST_ROWS, _MOST_ROWS_OF_INT8 = 1 << 16, 1 << 18  # int8 rows are not copied to float32.
 _DEVICE_STEP = 8  # times larger on a GPU, where each step costs launches and a wait
 _PART = 8  # rows of a block that are compared together
 _SMALL_PRODUCT = 1 << 14  # scores; they are computed before a thread has started
@@ -216,10 +216,11 @@ def find_candidates(
     with torch.inference_mode():
         search = _Search(scans[0].vectors.device, queries, top_k, fetch, allowed, pool)
         for scan in scans:
-            step = max(BLOCK, min(most_rows, scores // len(queries)) // BLOCK * BLOCK)
+            search.begin(scan)
+            rows_of_step = _MOST_ROWS_OF_INT8 if search.packed is not None else most_rows
+            step = max(BLOCK, min(rows_of_step, scores // len(queries)) // BLOCK * BLOCK)
             if len(scan) <= 2 * step:
                 step = -(-len(scan) // BLOCK) * BLOCK
-            search.begin(scan)
             for position, rows in scan.batches(max(step, BLOCK)):
                 search.compare(position, rows)
         return search.finish()
@@ -269,12 +270,12 @@ class _Search:
         is_int8 = scan.vectors.dtype == torch.int8
         self._is_rounded |= is_int8 or scan.vectors.dtype != torch.float32
         device = scan.vectors.device
-        self._packed: Any = None
+        self.packed: Any = None
         if is_int8 and device.type == "cpu" and suits_int8(self._count):
             import numkong
 
             codes, *parts = round_to_int8(self._in_host, 1)
-            self._packed = numkong.dots_pack(codes)
+            self.packed = codes if self._count == 1 else numkong.dots_pack(codes)
             self._query_scales, self._query_bounds = map(torch.from_numpy, parts)
             return
         self._transposed = self._queries.T.contiguous()
@@ -283,8 +284,8 @@ class _Search:
 
     def _multiply(self, rows: Any) -> Any:
         """Multiply rows and queries: shape (rows, b)."""
-        if self._packed is not None:
-            return self._torch.from_numpy(_int8_product(rows.numpy(), self._packed, self._count))
+        if self.packed is not None:
+            return self._torch.from_numpy(_int8_product(rows.numpy(), self.packed, self._count))
         return self._torch.mm(rows.float(), self._transposed)
 
     def compare(self, position: int, rows: Any) -> None:
@@ -475,15 +476,22 @@ def _int8_is_faster() -> bool:
 
 
 def _int8_product(rows: Array, packed: Any, count: int) -> Array:
-    """Multiply int8 rows with packed queries in torch's threads: int32, shape (rows, b)."""
+    """Multiply int8 rows with packed queries in torch's threads: int32, shape (rows, b).
+
+    A single query is not packed: numkong's ``dot`` takes half of the time then.
+    """
     import numkong
     import torch
 
     out = numkong.empty((len(rows), count), dtype="int32")
+    single = np.asarray(out)[:, 0]
     threads = torch.get_num_threads()
 
     def multiply(start: int, stop: int) -> None:
-        numkong.dots_packed(rows, packed, out=out, start_row=start, end_row=stop)
+        if count == 1:
+            single[start:stop] = numkong.dot(rows[start:stop], packed)
+        else:
+            numkong.dots_packed(rows, packed, out=out, start_row=start, end_row=stop)
 
     if len(rows) * count < _SMALL_PRODUCT or threads == 1:
         multiply(0, len(rows))
