@@ -198,7 +198,7 @@ def writing(folder: Path) -> Iterator[None]:
 def test_answer_names_another_program_that_is_writing(folder: Path) -> None:
     with writing(folder):
         document = put({"id": "new", "text": "a zebra"})
-        (refused,) = ask(folder, document, writable=True, timeout=1)
+        (refused,) = ask(folder, document, writable=True, timeout=5)
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "5"
     assert refused.json()["detail"] == "another process is changing the index"
