@@ -68,21 +68,15 @@ class DocumentTable(Database):
 
     def replace_from(self, first: int, documents: Sequence[Document]) -> None:
         """Replace all documents from a number on, in one transaction."""
-        with self.use() as connection:
-            if connection.in_transaction:
-                connection.rollback()  # An interrupt hit the rollback below.
+        # The connection commits or rolls back in C, where no interrupt can hit it.
+        with self.use() as connection, connection:
             self.is_only_here = True
             connection.execute("BEGIN")
-            try:
-                # A change that failed may have left some.
-                query = "DELETE FROM main.documents WHERE number >= ?"
-                if connection.execute(query, (first,)).rowcount:
-                    connection.execute("DELETE FROM main.metadata WHERE number >= ?", (first,))
-                self.insert(enumerate(documents, first))
-            except BaseException:  # An interrupt must not leave half of the change.
-                connection.rollback()
-                raise
-            connection.commit()
+            # A change that failed may have left some.
+            query = "DELETE FROM main.documents WHERE number >= ?"
+            if connection.execute(query, (first,)).rowcount:
+                connection.execute("DELETE FROM main.metadata WHERE number >= ?", (first,))
+            self.insert(enumerate(documents, first))
 
     def known(self, ids: Sequence[str], alive: Mask) -> list[Document | None]:
         """Return the document with each id; None if none of those that count has it."""
@@ -115,16 +109,17 @@ class DocumentTable(Database):
             ids: The ids; unknown ones are ignored.
             alive: Whether each number counts.
         """
-        query = "SELECT id, number FROM documents WHERE id IN ({})"
-        rows = self._in_batches(query, list(map(_storable, ids)))
-        return {_text(name): number for name, number in rows
-                if number < len(alive) and alive[number]}  # fmt: skip
+        return self._find("id", ids, alive)
 
     def of_files(self, files: Sequence[str], alive: Mask) -> list[str]:
         """Return the ids of the documents that count and were read from files."""
-        query = "SELECT number, id FROM documents WHERE file IN ({})"
-        rows = self._in_batches(query, list(map(_storable, files)))
-        return [_text(name) for number, name in rows if alive[number]]
+        return list(self._find("file", files, alive))
+
+    def _find(self, column: str, values: Sequence[str], alive: Mask) -> dict[str, int]:
+        query = f"SELECT id, number FROM documents WHERE {column} IN ({{}})"
+        rows = self._in_batches(query, list(map(_storable, values)))
+        return {_text(name): number for name, number in rows
+                if number < len(alive) and alive[number]}  # fmt: skip
 
     def files_in(self, prefix: str) -> list[str]:
         """Return the files whose names begin with a prefix that ends with a separator."""
@@ -169,14 +164,27 @@ class DocumentTable(Database):
             return np.asarray(
                 join.reduce([empty, *(self._mask(each, stop) for each in part.parts)]), bool
             )
-        clause, values = _clause(part)
-        query = f"SELECT number FROM metadata WHERE key = ? AND {clause}"
-        with self.use() as connection:
-            rows = connection.execute(query, [_storable(part.key), *values]).fetchall()
-        numbers = np.fromiter((row[0] for row in rows), np.int64, len(rows))
-        mask = np.zeros(stop, bool)
-        mask[numbers[numbers < stop]] = True
-        return mask
+        negated = part.operator in ("$ne", "$nin")
+        if not negated:
+            return self._holds(part, stop)
+        # A condition never holds for a document without its key.
+        query = "SELECT number FROM metadata WHERE item = 0 AND key IN ({})"
+        has_key = _mask_of(self._in_batches(query, [_storable(part.key)]), stop)
+        return np.asarray(has_key & ~self._holds(part, stop), bool)
+
+    def _holds(self, condition: Condition, stop: int) -> Mask:
+        """Tell where a condition holds, or for a negated one, where its opposite does."""
+        name = condition.operator
+        codes: dict[int, list[Any]] = {}
+        for value in condition.wanted if name in ("$in", "$nin") else [condition.wanted]:
+            kind, code = encode(value)
+            codes.setdefault(kind, []).append(_storable(code))
+        rows: list[Any] = []
+        for kind, some in codes.items():
+            for test in _tests(name, kind):
+                query = f"SELECT number FROM metadata WHERE key = ? AND kind = ? AND {test}"
+                rows += self._in_batches(query, some, _storable(condition.key), kind)
+        return _mask_of(rows, stop)
 
     def kinds(self) -> dict[str, set[int]]:
         """Return the keys of metadata, each with the kinds of its values."""
@@ -187,41 +195,31 @@ class DocumentTable(Database):
                 found.setdefault(_text(key), set()).add(kind)
         return found
 
-    def _in_batches(self, query: str, values: Sequence[Any]) -> list[Any]:
+    def _in_batches(self, query: str, values: Sequence[Any], *first: Any) -> list[Any]:
         rows: list[Any] = []
         with self.use() as connection:
             for start in range(0, len(values), _BATCH):
-                batch = list(values[start : start + _BATCH])
-                rows += connection.execute(query.format(",".join("?" * len(batch))), batch)
+                batch = values[start : start + _BATCH]
+                marks = ",".join("?" * len(batch))
+                rows += connection.execute(query.format(marks), [*first, *batch])
         return rows
 
 
-def _clause(condition: Condition) -> tuple[str, list[Any]]:
-    """Return a part of a WHERE clause and its parameters."""
-    name = condition.operator
-    values = condition.wanted if name in ("$in", "$nin") else [condition.wanted]
-    codes = [(kind, _storable(code)) for kind, code in map(encode, values)]
-    if name in COMPARISONS:
-        kind, bound = codes[0]
-        # Only numbers and strings have an order; no row has the kind -1.
-        kind = kind if kind in (NUMBER, TEXT) else -1
-        return f"item = 0 AND kind = ? AND value {COMPARISONS[name]} ?", [kind, bound]
-    if name == "$contains":
-        kind, code = codes[0]
-        clause = (
-            "(item = 1 AND kind = ? AND value = ? OR item = 0 AND kind = ? AND instr(value, ?))"
-        )
-        return clause, [kind, code, TEXT if kind == TEXT else -1, code]
-    by_kind: dict[int, list[Any]] = {}
-    for kind, code in codes:
-        by_kind.setdefault(kind, []).append(code)
-    parts = [
-        f"kind = {kind} AND value IN ({','.join('?' * len(same))})"
-        for kind, same in by_kind.items()
-    ]
-    negation = "NOT " if name in ("$ne", "$nin") else ""
-    every = [code for same in by_kind.values() for code in same]
-    return f"item = 0 AND {negation}({' OR '.join(parts) or '0'})", every
+def _tests(name: str, kind: int) -> list[str]:
+    """Return the tests of values of a kind, one of which must hold."""
+    if name in COMPARISONS:  # Only numbers and strings have an order.
+        return [f"item = 0 AND value {COMPARISONS[name]} {{}}"] * (kind in (NUMBER, TEXT))
+    if name != "$contains":
+        return ["item = 0 AND value IN ({})"]
+    parts = ["item = 0 AND instr(value, {})"] * (kind == TEXT)
+    return ["item = 1 AND value IN ({})", *parts]
+
+
+def _mask_of(rows: Sequence[tuple[int]], stop: int) -> Mask:
+    numbers = np.fromiter((number for (number,) in rows), np.int64, len(rows))
+    mask = np.zeros(stop, bool)
+    mask[numbers[numbers < stop]] = True
+    return mask
 
 
 def _in_order(found: dict[int, Any], numbers: Sequence[int]) -> list[Any]:

@@ -27,7 +27,6 @@ COMPARISONS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 """Operators of values that have an order, in SQL."""
 OPERATORS = ("$eq", "$ne", *COMPARISONS, "$in", "$nin", "$contains")
 _MOST_DEPTH = 50  # of nested $and, $or and $not
-_MOST_VALUES = 10_000  # of one SQL statement
 _LOGICAL = ("$and", "$or", "$not")
 _WITHOUT_DOLLAR = frozenset(name[1:] for name in OPERATORS)
 
@@ -148,7 +147,7 @@ def _conditions(key: str, wanted: Any) -> list[Filter]:
             raise ValueError(f"where uses {name!r} for {short_repr(key)}; write ${name}")
         is_several = isinstance(wanted, (list, tuple, set, frozenset))
         wanted = {"$in" if is_several else "$eq": wanted}
-    parts = []
+    parts: list[Filter] = []
     for name, value in wanted.items():
         if name not in OPERATORS:
             known = ", ".join(OPERATORS)
@@ -160,16 +159,8 @@ def _conditions(key: str, wanted: Any) -> list[Filter]:
             what = "a list"
         if what:
             raise TypeError(f"{name} in where must have {what}, got {short_repr(value)}")
-        parts.append(_condition(key, name, plain))
+        parts.append(Condition(key, name, plain))
     return parts
-
-
-def _condition(key: str, name: str, wanted: Any) -> Filter:
-    if name not in ("$in", "$nin") or len(wanted) <= _MOST_VALUES:
-        return Condition(key, name, wanted)
-    starts = range(0, len(wanted), _MOST_VALUES)
-    parts = tuple(Condition(key, name, wanted[at : at + _MOST_VALUES]) for at in starts)
-    return AnyOf(parts) if name == "$in" else All(parts)
 
 
 def _plain(key: str, value: Any) -> Any:
