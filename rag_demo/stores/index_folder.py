@@ -378,8 +378,8 @@ class SavedIndex:
         passages: Start and stop of the passage of each row: shape (n, 2).
         alive: Whether the document of each number exists.
         documents: The documents.
-        words: The full-text index; None if it is missing or damaged.
-        words_index: It, open; None if tantivy cannot open it.
+        words: The full-text index, or None.
+        words_index: It, open; None if it is damaged or tantivy cannot open it.
 
     Raises:
         IndexFileError: The index is missing, damaged, or of another version.
@@ -413,8 +413,7 @@ class SavedIndex:
             stack.callback(self.documents.close)
             with self.documents.use():  # It stays open, even if the file is removed.
                 pass
-            words = manifest.words(self.folder)
-            self.words = words if words is not None and words.is_whole() else None
+            self.words = manifest.words(self.folder)
             self.words_index = None if self.words is None else self.words.open()
             stack.pop_all()
 
@@ -429,9 +428,9 @@ class SavedIndex:
             numbers = [n for n, _ in self.documents.stream() if self.alive[n]]
             if len(numbers) != self.manifest.count:
                 raise DamagedRowError("documents are missing")
-        words = self.manifest.words(self.folder)
-        if words is not None and self.words is None:
-            raise damaged(words.folder, "its checksum is wrong")
+        # It was compared when it was opened.
+        if self.words is not None and self.words_index is None and not self.words.is_whole:
+            raise damaged(self.words.folder, "its checksum is wrong")
 
     def check(self) -> None:
         """Check the structure of the database, and all vectors."""

@@ -41,13 +41,12 @@ from rag_demo.stores.index_folder import (
     database_name,
     databases_of,
     is_part,
-    read_manifest,
     read_pieces,
-    reading_errors,
+    reading,
     writing_errors,
 )
 from rag_demo.stores.store import EmbeddedBatch, batches_of, places_of_older
-from rag_demo.stores.words import WordsFolder, add_texts, checksum_of, new_words
+from rag_demo.stores.words import WordsFolder, checksum_of, index_words
 from rag_demo.vectors import Mask, Rows, Vectors, check_dimension, renumbered
 
 _FEWEST_UNUSED = 1 << 12
@@ -117,18 +116,18 @@ class IndexWriter:
             raise
 
     def _read(self) -> None:
-        """Read the committed state, and begin a transaction."""
-        try:
-            manifest = read_manifest(self.folder)
-        except MissingIndexError:
-            return
-        path = self.folder / database_name(manifest.file_number)
-        with reading_errors(path), self._open(manifest.file_number).use() as connection:
-            self.owners, _, _, starts, _ = read_pieces(connection, manifest)
-        self._starts = starts[:-1].tolist()
-        self.manifest = self._committed = manifest
+        """Read the committed state, if any, and begin a transaction."""
 
-    def _open(self, number: int, identity: int = 0) -> DocumentTable:
+        def read(database: sqlite3.Connection, manifest: Manifest) -> None:
+            self._open(manifest.file_number)
+            self.owners, _, _, starts, _ = read_pieces(database, manifest)
+            self._starts = starts[:-1].tolist()
+            self.manifest = self._committed = manifest
+
+        with contextlib.suppress(MissingIndexError):
+            reading(self.folder, read)
+
+    def _open(self, number: int, identity: int = 0) -> None:
         """Open a database, and begin a transaction; with an identity make its tables."""
         self._close_documents()
         path = self.folder / database_name(number)
@@ -146,7 +145,6 @@ class IndexWriter:
                     connection.execute(statement)
                 connection.execute("COMMIT")
                 connection.execute("BEGIN IMMEDIATE")
-        return self._documents
 
     def _close_documents(self) -> None:
         if self._documents is not None:
@@ -302,12 +300,11 @@ class IndexWriter:
         changed = replace(manifest, words_number=manifest.words_number + 1)
         new = self.folder / changed.words_name
         try:
-            start = new_words(new, known)
-            add_texts(new, self.documents, start, self.alive, manifest.language)
+            index_words(new, known, self.documents, self.alive, manifest.language)
             for path in new.iterdir():
                 shutil.copymode(self.folder / database_name(manifest.file_number), path)
             checksum = checksum_of(new)
-        except (RagDemoError, ValueError, OSError) as error:
+        except (ValueError, OSError) as error:
             log.debug("an index is saved without its full-text index: %s", error)
             return
         self.manifest = replace(changed, words_end=manifest.next_number, words_checksum=checksum)

@@ -10,6 +10,7 @@ points of Hebrew and Arabic are left out, because most texts omit them. Time is 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import re
@@ -29,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.database import FORK_AWARE
-from rag_demo.errors import RagDemoError, UnknownLanguageError, required, short_repr
+from rag_demo.errors import RagDemoError, UnknownLanguageError, short_repr
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.vectors import Mask, Rows
 
@@ -129,40 +130,46 @@ class WordsFolder(NamedTuple):
     end: int
     checksum: int
 
+    @property
     def is_whole(self) -> bool:
-        """Compare the files with their checksum; tantivy does not, and does not survive damage.
+        """Whether the files have their checksum.
 
         Raises:
-            FileNotFoundError: A file is missing.
+            FileNotFoundError: The folder is missing.
         """
-        is_whole = checksum_of(self.folder) == self.checksum
-        if not is_whole:
-            log.warning("the full-text index '%s' is damaged; it is made again", self.folder)
-        return is_whole
+        return checksum_of(self.folder) == self.checksum
 
     def open(self) -> Any:
         """Open the index, which stays open when its files are removed.
 
-        None if that is impossible, such as in a read-only folder: tantivy locks a file in it.
+        None if it is damaged, which tantivy does not survive, or if it cannot be opened, such as in
+        a read-only folder: tantivy locks a file in it.
+
+        Raises:
+            FileNotFoundError: The folder is missing.
         """
+        import tantivy
+
+        if not self.is_whole:
+            log.warning("the full-text index '%s' is damaged; it is made again", self.folder)
+            return None
         try:
-            return _quiet(_tantivy().Index.open(str(self.folder)))
-        except (ValueError, RagDemoError) as error:  # For example, tantivy is not installed.
+            return _quiet(tantivy.Index.open(str(self.folder)))
+        except ValueError as error:
             log.debug("the full-text index '%s' cannot be used: %s", self.folder, error)
             return None
 
 
-def new_words(folder: Path, known: WordsFolder | None) -> int:
+def _begin(folder: Path, known: WordsFolder | None) -> int:
     """Make a folder with what another one has, and return the end of that; 0 if it is gone."""
+    if known is not None and known.folder == folder:
+        return known.end
     shutil.rmtree(folder, ignore_errors=True)
     if known is not None:
-        try:
+        with contextlib.suppress(OSError, shutil.Error):  # A writer has removed it.
             shutil.copytree(known.folder, folder)
-            copy = known._replace(folder=folder)
-            if checksum_of(folder) == known.checksum and copy.open() is not None:
+            if known._replace(folder=folder).open() is not None:
                 return known.end
-        except (OSError, shutil.Error):  # A writer has removed it.
-            pass
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return 0
@@ -177,19 +184,21 @@ def checksum_of(folder: Path) -> int:
     return checksum
 
 
-def add_texts(
-    folder: Path, documents: DocumentTable, start: int, alive: Mask, language: str
+def index_words(
+    folder: Path, known: WordsFolder | None, documents: DocumentTable, alive: Mask, language: str
 ) -> Any:
-    """Add texts to the full-text index in a folder, which may be empty, and return it.
+    """Make the full-text index of documents in a folder, and return it.
 
     Args:
         folder: The folder.
+        known: An index with the first documents: the same folder, or another one to copy.
         documents: The documents.
-        start: The number of the first document to add.
         alive: Whether each number counts; larger numbers do not.
         language: The language of stems.
     """
-    tantivy = _tantivy()
+    import tantivy
+
+    start = _begin(folder, known)
     index = _quiet(tantivy.Index(_schema(), str(folder)))
     writer = index.writer(_MEMORY_BYTES, 1)
     for number, each in documents.stream(start):
@@ -241,7 +250,7 @@ class TextIndex:
             self._remove.detach()
         self._lock = threading.RLock()
         self._remove = None
-        self._folder: Path | None = None  # in the temporary folder
+        self._own: WordsFolder | None = None  # in the temporary folder, without a checksum
         self._index = self._opened
         # What cannot be opened is copied.
         self.end = 0 if self._saved is None or self._index is None else self._saved.end
@@ -250,31 +259,27 @@ class TextIndex:
         """Add the missing documents of those with a number in ``alive``.
 
         Raises:
-            RagDemoError: tantivy or PyStemmer is not installed, or the disk is full.
+            RagDemoError: It cannot be written; for example, the disk is full.
         """
         with self._lock:
             if self.end >= len(alive):
                 return
-            folder = self._folder
-            self._folder = None  # After an error it is made again.
+            known, self._own = self._own or self._saved, None  # After an error it is made again.
             try:
-                if folder is None:
-                    if self._remove is None:
-                        made = tempfile.mkdtemp(prefix="rag-demo-")
-                        self._remove = weakref.finalize(self, shutil.rmtree, made, True)
-                    folder = Path(self._remove.peek()[2][0], "words")  # type: ignore[index]  # alive
-                    self.end = new_words(folder, self._saved)
-                self._index = add_texts(folder, documents, self.end, alive, self.language)
+                if self._remove is None:
+                    made = tempfile.mkdtemp(prefix="rag-demo-")
+                    self._remove = weakref.finalize(self, shutil.rmtree, made, True)
+                folder = Path(self._remove.peek()[2][0], "words")  # type: ignore[index]  # alive
+                self._index = index_words(folder, known, documents, alive, self.language)
             except (ValueError, OSError) as error:
                 raise RagDemoError(f"the full-text index cannot be written: {error}") from None
-            self._folder, self.end = folder, len(alive)
+            self._own, self.end = WordsFolder(folder, len(alive), 0), len(alive)
 
     def folder(self) -> WordsFolder | None:
         """Return the folder with the most documents, to copy it, or None."""
         with self._lock:
-            if self._folder is None:
-                return self._saved
-            return WordsFolder(self._folder, self.end, checksum_of(self._folder))
+            own = self._own
+            return self._saved if own is None else own._replace(checksum=checksum_of(own.folder))
 
     def search(self, query: str, counts: Mask, top_k: int) -> tuple[Rows, npt.NDArray[np.float64]]:
         """Find the documents that have words of a query.
@@ -287,11 +292,12 @@ class TextIndex:
         Returns:
             Document numbers and scores, in no order: shape (n,) each.
         """
+        import tantivy
+
         with self._lock:
             if self._index is None:
                 return np.empty(0, np.int64), np.empty(0)
             searcher = self._index.searcher()
-        tantivy = _tantivy()
         terms = [
             (tantivy.Occur.Should, tantivy.Query.term_query(_schema(), "words", stem, "freq"))
             for stem in stems_of(query, self.language, is_query=True)
@@ -361,8 +367,7 @@ def _stem(word: str, language: str) -> str:
 
 @cache
 def _stemmer(language: str) -> Any:
-    with required("full-text search"):
-        import Stemmer
+    import Stemmer
 
     return Stemmer.Stemmer(language, 0).stemWord
 
@@ -373,12 +378,9 @@ def check_language(language: object) -> None:
     Raises:
         UnknownLanguageError: PyStemmer does not have it.
     """
-    if language in ("english", "none"):
-        return
-    with required("full-text search"):
-        import Stemmer
+    import Stemmer
 
-    if language not in Stemmer.algorithms():
+    if language not in ("none", *Stemmer.algorithms()):
         known = ", ".join(sorted(Stemmer.algorithms()))
         raise UnknownLanguageError(
             f"language must be none or one of {known}, got {short_repr(language)}"
@@ -386,16 +388,10 @@ def check_language(language: object) -> None:
 
 
 @cache
-def _tantivy() -> Any:
-    with required("full-text search"):
-        import tantivy
-
-        return tantivy
-
-
-@cache
 def _schema() -> Any:
-    builder = _tantivy().SchemaBuilder()
+    import tantivy
+
+    builder = tantivy.SchemaBuilder()
     builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
     builder.add_unsigned_field("number", fast=True)
     return builder.build()
