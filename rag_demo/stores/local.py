@@ -157,9 +157,6 @@ class Snapshot:
         older = self.find([document.id for document in batch.documents])
         taken = places_of_older(batch, older, self.documents.get)
         here = self._without(list(taken))
-        if not here.count and all(place < 0 for place in taken.values()):
-            here = self.emptied()
-            taken = {}
         if here.vectors.dimension and len(batch.vectors):
             check_dimension(batch.vectors, here.vectors.dimension)
         first = here.next_number
@@ -357,13 +354,11 @@ def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[l
 
 def _spans_of(snapshot: Snapshot, numbers: Rows) -> dict[int, list[tuple[int, int]]]:
     """Return the passages of documents that have any."""
-    found = np.flatnonzero(np.isin(snapshot.owners.rows, numbers))
-    spans = snapshot.spans.rows[found]
+    owners, spans = snapshot.owners.rows, snapshot.spans.rows
+    rows = np.flatnonzero(np.isin(owners, numbers) & (spans[:, 1] > 0))
     spans_of: dict[int, list[tuple[int, int]]] = {}
-    for owner, (start, stop) in zip(snapshot.owners.rows[found].tolist(), spans.tolist(),
-                                    strict=True):  # fmt: skip
-        if stop:
-            spans_of.setdefault(owner, []).append((start, stop))
+    for owner, (start, stop) in zip(owners[rows].tolist(), spans[rows].tolist(), strict=True):
+        spans_of.setdefault(owner, []).append((start, stop))
     return spans_of
 
 
@@ -425,7 +420,7 @@ class LocalStore:
             self._snapshot = snapshot = snapshot.with_batch(batch)
             if snapshot.next_number - snapshot.words.end >= _WORDS_BEHIND:
                 # Else the first search by words would do it all.
-                with contextlib.suppress(RagDemoError):  # For example, tantivy is not installed.
+                with contextlib.suppress(RagDemoError):  # A search tries again and raises it.
                     snapshot.words.catch_up(snapshot.documents, snapshot.alive.rows)
             return [document.id for document in batch.documents]
 

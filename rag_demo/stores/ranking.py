@@ -130,14 +130,8 @@ def best_scores(numbers: Rows, scores: Scores, top_k: int, order_of: Order) -> t
     if len(numbers) > top_k:
         kept = scores >= np.partition(scores, -top_k)[-top_k]
         numbers, scores = numbers[kept], scores[kept]
-    order = np.argsort(-scores, kind="stable")
-    numbers, scores = numbers[order], scores[order]
-    edges = np.flatnonzero(np.diff(scores, prepend=np.nan, append=np.nan)).tolist()
-    for start, stop in itertools.pairwise(edges):
-        if stop - start > 1:
-            tied = numbers[start:stop]
-            numbers[start:stop] = tied[np.argsort(order_of(tied), kind="stable")]
-    return numbers[:top_k], scores[:top_k]
+    best = np.lexsort((order_of(numbers), -scores))[:top_k]
+    return numbers[best], scores[best]
 
 
 def fused_scores(rankings: Sequence[Sequence[Any]], weights: Sequence[float]) -> dict[Any, float]:
