@@ -106,29 +106,21 @@ class FaissVectors:
     def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
         """See `VectorRows`."""
         with self.lock:
-            return self._candidates(queries, top_k, allowed)
-
-    def _candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
-        options, available = {}, self.count
-        if self.index.ntotal > self.count:
-            allowed = np.ones(self.count, bool) if allowed is None else allowed
-        if allowed is not None:
-            options, available = {"params": _selector(allowed)}, int(allowed.sum())
-        found: list[Rows] = []
-        requested = min(top_k + _EXTRA, available)
-        all_scores, all_rows = self.index.search(queries, requested, **options)
-        for query, (scores, rows) in enumerate(zip(all_scores, all_rows, strict=True)):
-            wanted = requested
-            while True:
-                bar = scores[top_k - 1] - rounding(queries.shape[1])
-                # faiss may cut off ties: request more until the last one is not a tie.
-                if wanted == available or scores[-1] < bar:
-                    break
-                wanted = min(wanted * 4, available)
-                more = self.index.search(queries[query : query + 1], wanted, **options)
-                scores, rows = more[0][0], more[1][0]
-            found.append(rows[scores >= bar])
-        counts = [len(rows) for rows in found]
+            if self.index.ntotal > self.count:
+                allowed = np.ones(self.count, bool) if allowed is None else allowed
+            options, available = {}, self.count
+            if allowed is not None:
+                options, available = {"params": _selector(allowed)}, int(allowed.sum())
+            wanted = min(top_k + _EXTRA, available)
+            scores, rows = self.index.search(queries, wanted, **options)
+            found: list[Rows] = []
+            for query, bar in enumerate(scores[:, top_k - 1] - rounding(queries.shape[1])):
+                near = rows[query][scores[query] >= bar]
+                if len(near) == wanted < available:  # There may be more ties.
+                    one = queries[query : query + 1]
+                    _, _, near = self.index.range_search(one, float(bar), **options)
+                found.append(near)
+        counts = [len(near) for near in found]
         return Pairs(np.repeat(np.arange(len(queries)), counts), np.concatenate(found))
 
 

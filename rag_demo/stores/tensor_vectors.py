@@ -44,7 +44,7 @@ class TensorVectors:
     memory_budget: int | None
     saved: SavedIndex | None = None
     host: GrowableRows | None = None
-    copy: GrowingScan | None = None
+    copy: tuple[GrowableRows, ...] = ()
     streamed: Scan | None = None
 
     @property
@@ -75,7 +75,7 @@ class TensorVectors:
     @property
     def tensors(self) -> list[Any]:
         """All tensors, to release them."""
-        return [] if self.copy is None else [*self.copy.scan.tensors]
+        return [part.rows for part in self.copy]
 
     def empty_copy(self) -> TensorVectors:
         """See `VectorRows`."""
@@ -151,44 +151,30 @@ class TensorVectors:
         if self.streamed is not None:
             scans.append(self.streamed)
         elif not self._in_host:
-            scans.append(self._copied(self.dtype, len(self)).scan)
+            scans.append(self._copied(self.dtype, len(self)))
         elif suits_int8(queries):
             more = _ROUNDED_BY_SEARCH * min(queries, _MOST_FACTOR)
-            scans.append(self._copied("int8", more).scan)
+            scans.append(self._copied("int8", more))
         row = sum(map(len, scans))
         for part in self._floats(row):
             scans.append(Scan.of_floats(torch.from_numpy(part).to(self.device), row))
             row += len(part)
         return [scan for scan in scans if len(scan)]
 
-    def _copied(self, kind: str, more: int) -> GrowingScan:
+    def _copied(self, kind: str, more: int) -> Scan:
         """Return the copies of the first rows, and make those of some more."""
         copy = self.copy
-        if copy is None:
+        if not copy:
             empty = make_scan(np.empty((0, self.dimension), np.float32), kind, self.device)
-            copy = GrowingScan(*map(GrowableRows, empty.tensors))
+            copy = tuple(map(GrowableRows, empty.tensors))
+        count = len(copy[0])
         # An incomplete block would change.
-        stop = min(len(self), len(copy) + more) // BLOCK * BLOCK
-        if stop - len(copy) >= (_ROUNDED_AT_ONCE if self._in_host else 1):
-            for start in range(len(copy), stop, _ROUNDED_AT_ONCE):
+        stop = min(len(self), count + more) // BLOCK * BLOCK
+        if stop - count >= (_ROUNDED_AT_ONCE if self._in_host else 1):
+            for start in range(count, stop, _ROUNDED_AT_ONCE):
                 rows = np.arange(start, min(start + _ROUNDED_AT_ONCE, stop))
-                copy = copy.extended(make_scan(self.take(rows), kind, self.device))
+                new = make_scan(self.take(rows), kind, self.device).tensors
+                copy = tuple(part.append(each) for part, each in zip(copy, new, strict=True))
             # These rows never change, so any search may store their copies.
             object.__setattr__(self, "copy", copy)
-        return copy
-
-
-class GrowingScan:
-    """A snapshot of a `Scan` of complete blocks that can be extended; see `GrowableRows`."""
-
-    def __init__(self, *parts: GrowableRows) -> None:
-        self._parts = parts
-        self.scan = Scan(*(part.rows for part in parts))
-
-    def __len__(self) -> int:
-        return len(self.scan)
-
-    def extended(self, scan: Scan) -> GrowingScan:
-        """Return a scan with more blocks at the end."""
-        pairs = zip(self._parts, scan.tensors, strict=True)
-        return GrowingScan(*(part.append(rows) for part, rows in pairs))
+        return Scan(*(part.rows for part in copy))
