@@ -401,9 +401,7 @@ class LocalRetriever(Retriever):
         count = 0
         with parquet.ParquetFile(path) as file:
             for part in file.iter_batches(_IMPORTED_AT_ONCE):
-                table = pyarrow.Table.from_batches([part]).replace_schema_metadata(
-                    file.schema_arrow.metadata
-                )
+                table = pyarrow.Table.from_batches([part], file.schema_arrow)
                 batch = EmbeddedBatch.from_arrow(table)
                 known = as_embedder(self.embedding_model).known_identity
                 refuse_other_vectors(batch.identity, known)

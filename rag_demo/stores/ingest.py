@@ -11,9 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,15 +175,16 @@ def ingest(
         if language is not None:
             writer.use_language(language)
         ids: set[str] = set()
-        waiting: deque[tuple[int, list[Document], Future[EmbeddedBatch] | None]] = deque()
-        threads: ThreadPoolExecutor | None = None
+        waiting: deque[tuple[int, list[Document], Callable[[], EmbeddedBatch]]] = deque()
+        threads = ThreadPoolExecutor()  # It starts those that are needed.
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         embedded = reused = 0
 
-        def write(count: int, new: list[Document], coming: Future[EmbeddedBatch] | None) -> None:
+        def write(count: int, new: list[Document], batch_of: Callable[[], EmbeddedBatch]) -> None:
             nonlocal embedded, reused
             if new:
                 try:
-                    batch = coming.result() if coming else embed(new, embedding_model)
+                    batch = batch_of()
                 except ValueError as error:
                     raise ModelError(f"the documents cannot be embedded: {error}") from error
                 writer.upsert(batch)
@@ -195,11 +197,9 @@ def ingest(
             new = _new_of(batch, writer)
             # A model on other machines embeds while this one writes.
             ahead = getattr(embedding_model, "in_flight", 0) if new else 0
-            if ahead and threads is None:
-                threads = ThreadPoolExecutor(ahead)
-                stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-            coming = threads.submit(embed, new, embedding_model) if ahead and threads else None
-            waiting.append((len(batch), new, coming))
+            embed_new = partial(embed, new, embedding_model)
+            batch_of = threads.submit(embed_new).result if ahead else embed_new
+            waiting.append((len(batch), new, batch_of))
             while len(waiting) > ahead:
                 write(*waiting.popleft())
         while waiting:

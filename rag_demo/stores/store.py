@@ -77,14 +77,8 @@ class EmbeddedBatch:
             for part, width in parts
         )
         ids, texts, metadata, files = list(zip(*self.documents, strict=True)) or [()] * 4
-        columns = [
-            pa.array(ids, pa.string()),
-            pa.array(texts, pa.string()),
-            pa.array(map(json.dumps, metadata), pa.string()),
-            pa.array(files, pa.string()),
-            spans,
-            vectors,
-        ]
+        strings = [ids, texts, map(json.dumps, metadata), files]
+        columns = [*(pa.array(each, pa.string()) for each in strings), spans, vectors]
         identity = None if self.identity is None else asdict(self.identity)
         table = pa.Table.from_arrays(columns, names=list(_COLUMNS))
         return table.replace_schema_metadata({"identity": json.dumps(identity)})
