@@ -79,8 +79,8 @@ def main() -> None:
             documents = map(texts.read, range(count))
             with IndexWriter(folder) as writer:
                 writer.clear(ModelIdentity("bench"))
-                wholes = np.zeros((count, 2), np.int32)
-                writer.append(enumerate(documents), np.arange(count), wholes, [vectors], count)
+                owners, wholes = np.arange(count), np.zeros((count, 2), np.int32)
+                writer.append(enumerate(documents), owners, wholes, vectors.__getitem__, count)
                 writer.commit()
         row = {"save_s": taken.median_s}
         row["index_bytes"] = sum(path.stat().st_size for path in folder.iterdir())

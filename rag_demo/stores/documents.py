@@ -128,13 +128,13 @@ class DocumentTable(Database):
         with self.use() as connection:
             return [_text(file) for (file,) in connection.execute(query, bounds)]
 
-    def stream(self, start: int = 0) -> Iterator[tuple[int, Document]]:
-        """Yield documents in the order of their numbers, from a number on."""
-        query = f"{_SELECT} WHERE number >= ? ORDER BY number LIMIT ?"
+    def stream(self, alive: Mask, start: int = 0) -> Iterator[tuple[int, Document]]:
+        """Yield the documents that count in the order of their numbers, from a number on."""
+        query = f"{_SELECT} WHERE number >= ? AND number < ? ORDER BY number LIMIT ?"
         while True:
             with self.use() as connection:
-                rows = connection.execute(query, (start, _BATCH)).fetchall()
-                documents = [(row[0], _document(row)) for row in rows]
+                rows = connection.execute(query, (start, len(alive), _BATCH)).fetchall()
+                documents = [(row[0], _document(row)) for row in rows if alive[row[0]]]
             yield from documents
             if len(rows) < _BATCH:
                 return
@@ -150,9 +150,8 @@ class DocumentTable(Database):
         if not callable(where):
             return np.asarray(self._mask(parse_filter(where), len(alive)) & alive, bool)
         matched = np.zeros(len(alive), bool)
-        for number, document in self.stream():
-            if number < len(alive) and alive[number]:
-                matched[number] = bool(where(document.metadata))
+        for number, document in self.stream(alive):
+            matched[number] = bool(where(document.metadata))
         return matched
 
     def _mask(self, part: Filter, stop: int) -> Mask:

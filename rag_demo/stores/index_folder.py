@@ -20,6 +20,7 @@ import mmap
 import os
 import re
 import sqlite3
+import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -37,10 +38,8 @@ from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
     HOW_TO_CREATE,
     HOW_TO_REBUILD,
-    IndexFileError,
     IndexVersionError,
     MissingIndexError,
-    RagDemoError,
     UnreadableIndexError,
     WriterBusyError,
     damaged,
@@ -62,7 +61,8 @@ TABLES = (
 _PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
 _ATTEMPTS = 20  # another process may replace the files while they are being opened
-# SQLite's messages about a disk, a quota or a permission. The database may be intact.
+_IS_BUSY = re.compile("lock|busy")  # in messages of SQLite
+# Those about a disk, a quota or a permission. The database may be intact.
 _IS_TRANSIENT = re.compile("unable to open|disk I/O|is full|readonly|interrupted|out of memory")
 
 Passages = npt.NDArray[np.int32]
@@ -189,7 +189,7 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
     for number in numbers:
         path = folder / database_name(number)
         with (
-            reading_errors(path),
+            index_errors(path),
             contextlib.closing(
                 sqlite3.connect(readable_uri(path), uri=True, timeout=5, isolation_level=None)
             ) as database,
@@ -198,10 +198,13 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
             row = tables and database.execute("SELECT value FROM manifest").fetchone()
             if row:
-                manifest = _parsed(path, row[0])
-                if manifest.file_number != number:  # A writer removes what it does not name.
-                    raise damaged(path, f"its manifest names files {manifest.file_number}")
-                return use(database, manifest)
+                try:
+                    manifest = _parsed(path, row[0])
+                    if manifest.file_number != number:  # A writer removes what it does not name.
+                        raise ValueError(f"its manifest names files {manifest.file_number}")
+                    return use(database, manifest)
+                except (ValueError, TypeError, KeyError) as error:
+                    raise damaged(path, error) from None
             # Tables are committed before there are other files.
             if not tables and any(each.startswith((f"vectors-{number}.", f"words-{number}-"))
                                   for each in names):  # fmt: skip
@@ -239,26 +242,27 @@ def busy(folder: Path) -> WriterBusyError:
     )
 
 
-def _is_busy(error: sqlite3.Error) -> bool:
-    return "lock" in str(error) or "busy" in str(error)
-
-
 @contextlib.contextmanager
-def reading_errors(path: Path) -> Iterator[None]:
-    """Turn errors of reading a database into this package's."""
+def index_errors(path: Path, verb: str = "read") -> Iterator[None]:
+    """Turn errors of SQLite and damaged rows into this package's.
+
+    Args:
+        path: The database, or the folder.
+        verb: What is impossible if the database may be intact: it cannot be "read" or "written".
+    """
     try:
         yield
     except sqlite3.ProgrammingError:
         raise  # A mistake of this program, such as a closed connection.
-    except sqlite3.OperationalError as error:
-        if _is_busy(error):
-            raise busy(path.parent) from None
-        if _IS_TRANSIENT.search(str(error)):
-            raise UnreadableIndexError(
-                f"'{path}' cannot be read: {error}; check its permissions and try again"
-            ) from None
-        raise damaged(path, error) from None
-    except (sqlite3.Error, DamagedRowError, ValueError, TypeError, KeyError) as error:
+    except (sqlite3.Error, DamagedRowError) as error:
+        if isinstance(error, sqlite3.OperationalError):
+            if _IS_BUSY.search(str(error)):
+                raise busy(path) from None
+            if _IS_TRANSIENT.search(str(error)):
+                raise UnreadableIndexError(
+                    f"'{path}' cannot be {verb}: {error}; "
+                    "check its permissions, free some space, and try again"
+                ) from None
         raise damaged(path, error) from None
 
 
@@ -266,18 +270,8 @@ def reading_errors(path: Path) -> Iterator[None]:
 def writing_errors(folder: Path) -> Iterator[None]:
     """Turn errors of writing an index into this package's."""
     try:
-        yield
-    except sqlite3.ProgrammingError:
-        raise
-    except sqlite3.OperationalError as error:
-        if _is_busy(error):
-            raise busy(folder) from None
-        raise IndexFileError(
-            f"the index cannot be written to '{folder}': {error}; "
-            "free some space, or name another folder"
-        ) from None
-    except (sqlite3.Error, DamagedRowError) as error:
-        raise damaged(folder, error) from None
+        with index_errors(folder, "written"):
+            yield
     except OSError as error:
         if isinstance(error, FileNotFoundError) and folder.exists() and error.filename:
             raise damaged(Path(str(error.filename)), "it is missing") from None
@@ -318,16 +312,8 @@ def temporary_documents(path: Path | None = None, saved: Manifest | None = None)
             raise
         return connection
 
-    errors = _temporary_errors if path is None else partial(reading_errors, path)
-    return DocumentTable(connect, translate_errors=errors)
-
-
-@contextlib.contextmanager
-def _temporary_errors() -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.OperationalError, DamagedRowError) as error:
-        raise RagDemoError(f"a temporary file cannot be used: {error}") from None
+    place = path or Path(tempfile.gettempdir())
+    return DocumentTable(connect, translate_errors=partial(index_errors, place))
 
 
 def alive_of(owners: Rows, count: int) -> Mask:
@@ -425,8 +411,7 @@ class SavedIndex:
         """
         self.check()
         with self.documents.use():
-            numbers = [n for n, _ in self.documents.stream() if self.alive[n]]
-            if len(numbers) != self.manifest.count:
+            if sum(1 for _ in self.documents.stream(self.alive)) != self.manifest.count:
                 raise DamagedRowError("documents are missing")
         # It was compared when it was opened.
         if self.words is not None and self.words_index is None and not self.words.is_whole:

@@ -68,6 +68,7 @@ class IndexWriter:
     Attributes:
         manifest: What is going to be committed; None in a folder without an index.
         owners: The number of the document that each row belongs to, or `GONE`.
+        next_commit: The ``commit`` of the next manifest.
 
     Raises:
         IndexFileError: The folder holds something else, cannot be written, or another process
@@ -80,6 +81,7 @@ class IndexWriter:
         self.owners: Rows = np.empty(0, np.int64)
         self._starts: list[int] = []  # of the pieces
         self._committed: Manifest | None = None
+        self.next_commit = os.urandom(8).hex()
         self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
         self._is_known = False  # Remove nothing before it is known what is committed.
         self._lock = -1
@@ -183,7 +185,7 @@ class IndexWriter:
         documents: Iterable[tuple[int, Document]],
         owners: Rows,
         passages: Passages,
-        vectors: Iterable[Vectors],
+        take: Callable[[Rows], Vectors],
         next_number: int,
     ) -> None:
         """Append documents and rows of vectors, and change the owners of present rows.
@@ -194,22 +196,19 @@ class IndexWriter:
                 shape (rows + n,).
             passages: Start and stop of the passage of each new row; 0 and 0 for the whole
                 document: shape (n, 2).
-            vectors: The new vectors in pieces of the shape (m, d), float32.
+            take: Returns the vectors of new rows: shape (m, d), float32.
             next_number: The new ``manifest.next_number``.
 
         Raises:
             ValueError: The vectors have another dimension than those of the index.
         """
-        rows = start = len(self.owners)
+        present = len(self.owners)
         with writing_errors(self.folder):
             self.documents.insert(documents)
-            self._set_owners(owners[:rows])
-            for part in vectors:
-                for some in np.split(part, range(PIECE, len(part), PIECE)):
-                    stop = start + len(some)
-                    spans = passages[start - rows : stop - rows]
-                    self._append_piece(owners[start:stop], spans, some)
-                    start = stop
+            self._set_owners(owners[:present])
+            for start in range(present, len(owners), PIECE):
+                rows = np.arange(start, min(start + PIECE, len(owners)))
+                self._append_piece(owners[rows], passages[rows - present], take(rows))
         self.owners = owners
         self.manifest = replace(self._manifest, next_number=next_number)
 
@@ -246,11 +245,12 @@ class IndexWriter:
             first = self._manifest.next_number
             taken = places_of_older(batch, older, self.documents.get)
         changes = {number: first + at if at >= 0 else GONE for number, at in taken.items()}
+        present = len(self.owners)
         self.append(
             enumerate(batch.documents, first),
             np.concatenate([renumbered(self.owners, changes, first), batch.owners + first]),
             batch.spans,
-            [batch.vectors] if len(batch.vectors) else [],
+            lambda rows: batch.vectors[rows - present],
             first + len(batch.documents),
         )
 
@@ -335,21 +335,20 @@ class IndexWriter:
         source: str | None = None,
         *,
         finished: bool = True,
-        announce: Callable[[Manifest], object] = lambda manifest: None,
+        words: WordsFolder | None = None,
     ) -> None:
         """Make all changes since the last commit durable.
 
         Args:
             source: What is indexed.
             finished: Whether all of it is.
-            announce: Called with what will be committed, when only the end of the transaction is
-                missing.
+            words: A full-text index of this numbering, from which to begin.
 
         Raises:
             IndexFileError: The index cannot be written. It is what it was before.
         """
-        self.catch_up_words(MOST_BEHIND)
-        commit, before = os.urandom(8).hex(), self._committed
+        self.catch_up_words(MOST_BEHIND, words)
+        commit, before = self.next_commit, self._committed
         manifest = replace(
             self._manifest, source=source, finished=finished, commit=commit, count=self.count
         )
@@ -365,11 +364,10 @@ class IndexWriter:
             connection.execute("DELETE FROM manifest")
             row = (json.dumps(asdict(manifest)),)
             connection.execute("INSERT INTO manifest VALUES (?)", row)
-            announce(manifest)
             self._is_known = False  # After an interrupt it is unknown what is committed.
             connection.execute("COMMIT")
             self.manifest = self._committed = manifest
-            self._is_known = True
+            self._is_known, self.next_commit = True, os.urandom(8).hex()
             connection.execute("BEGIN IMMEDIATE")
 
     @property

@@ -21,7 +21,7 @@ from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import GONE, Manifest, SavedIndex, temporary_documents
-from rag_demo.stores.index_writer import MOST_BEHIND, IndexWriter
+from rag_demo.stores.index_writer import IndexWriter
 from rag_demo.stores.ranking import (
     FUSED_FROM,
     Ranked,
@@ -362,7 +362,6 @@ def _spans_of(snapshot: Snapshot, numbers: Rows) -> dict[int, list[tuple[int, in
     return spans_of
 
 
-_ROWS_AT_ONCE = 1 << 13
 _WORDS_BEHIND = 1 << 10  # documents that are added to the full-text index by the next search
 
 
@@ -539,36 +538,28 @@ class LocalStore:
             snapshot = self._snapshot
             if before == snapshot.key and np.array_equal(writer.owners, snapshot.live_owners):
                 return  # Nothing has changed, so other writers keep their state.
+            row = number = 0
+            words = None
             if before is not None and before[0] is snapshot.origin and not writer.wastes_space:
-                self._append(writer, snapshot, *before[1:])
+                _, row, number = before
             else:
                 gone_rows = len(snapshot.owners) - int(np.count_nonzero(snapshot.live_rows))
                 if 4 * gone_rows > len(snapshot.owners) and not snapshot.vectors.stays_in_file:
                     self._snapshot = snapshot = snapshot.copied()
                 writer.clear(identity, snapshot.words.language)
-                self._append(writer, snapshot, 0, 0)
-                writer.catch_up_words(known=snapshot.words.folder(), most_behind=MOST_BEHIND)
-
-            def announce(manifest: Manifest) -> None:
-                # After an interrupt it is unknown which of the two states the folder has.
-                self._saved[place] = {manifest.commit: snapshot.key}
-                if committed is not None and before is not None:
-                    self._saved[place][committed.commit] = before
-
-            writer.commit(announce=announce)
-
-    @staticmethod
-    def _append(writer: IndexWriter, snapshot: Snapshot, row: int, number: int) -> None:
-        """Write the rows from ``row`` on, and the documents from ``number`` on."""
-        rows = np.arange(row, len(snapshot.owners))
-        alive = snapshot.alive.rows
-        pieces = (
-            snapshot.vectors.take(rows[start : start + _ROWS_AT_ONCE])
-            for start in range(0, len(rows), _ROWS_AT_ONCE)
-        )
-        documents = (each for each in snapshot.documents.stream(number) if alive[each[0]])
-        spans = snapshot.spans.rows[row:]
-        writer.append(documents, snapshot.live_owners, spans, pieces, snapshot.next_number)
+                words = snapshot.words.folder()
+            writer.append(
+                snapshot.documents.stream(snapshot.alive.rows, number),
+                snapshot.live_owners,
+                snapshot.spans.rows[row:],
+                snapshot.vectors.take,
+                snapshot.next_number,
+            )
+            # After an interrupt it is unknown which of the two states the folder has.
+            self._saved[place] = {writer.next_commit: snapshot.key}
+            if committed is not None and before is not None:
+                self._saved[place][committed.commit] = before
+            writer.commit(words=words)
 
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False

@@ -21,7 +21,7 @@ import threading
 import unicodedata
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +41,6 @@ _STOP_WORDS = """
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
-_PIECE = 1 << 20  # characters that are processed together
 _LONGEST = 64  # characters of a word; longer words are cut off
 _UNSPACED = (
     "\u0e01-\u0e4e\u0e80-\u0ece\u1000-\u109f\u1780-\u17d3"  # Thai, Lao, Burmese, Khmer
@@ -58,24 +57,22 @@ _LEFT_OUT = re.compile(
 )
 
 
-def tokenize(text: str, *, is_query: bool = False) -> Iterator[list[str]]:
-    """Yield lists of the words of a text, in lower case and with stop words."""
-    for start, stop in _pieces(text):
-        piece = text[start:stop]
-        is_ascii = piece.isascii()
-        if not is_ascii:
-            piece = unicodedata.normalize("NFKC", piece).replace("\u2019", "'")
-        piece = piece.lower()
-        if not is_ascii:
-            piece = _LEFT_OUT.sub("", piece)
-        if "'" in piece:
-            piece = _CONTRACTION.sub(" ", piece)
-        words: list[str] = (_ASCII_WORD if is_ascii else _word()).findall(piece)
-        if not is_ascii:
-            words = [each for word in words for each in _of_run(word, is_query)]
-        if any(len(word) > _LONGEST or word.endswith("++") for word in words):
-            words = [each for word in words for each in _split(word)]
-        yield words
+def tokenize(text: str, *, is_query: bool = False) -> list[str]:
+    """Return the words of a text, in lower case and with stop words."""
+    is_ascii = text.isascii()
+    if not is_ascii:
+        text = unicodedata.normalize("NFKC", text).replace("\u2019", "'")
+    text = text.lower()
+    if not is_ascii:
+        text = _LEFT_OUT.sub("", text)
+    if "'" in text:
+        text = _CONTRACTION.sub(" ", text)
+    words: list[str] = (_ASCII_WORD if is_ascii else _word()).findall(text)
+    if not is_ascii:
+        words = [each for word in words for each in _of_run(word, is_query)]
+    if any(len(word) > _LONGEST or word.endswith("++") for word in words):
+        words = [each for word in words for each in _split(word)]
+    return words
 
 
 @cache
@@ -99,16 +96,6 @@ def _split(word: str) -> tuple[str, ...]:
     name = word.rstrip("+")
     # A search for Notepad finds Notepad++. But C is another language than C++.
     return (word, name) if word.endswith("++") and len(name) > 1 else (word,)
-
-
-def _pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Cut a text between words where that is possible."""
-    start = 0
-    while len(text) - start > _PIECE:
-        stop = text.rfind(" ", start + _PIECE // 2, start + _PIECE) + 1 or start + _PIECE
-        yield start, stop
-        start = stop
-    yield start, len(text)
 
 
 log = logging.getLogger("rag_demo")
@@ -201,12 +188,9 @@ def index_words(
     start = _begin(folder, known)
     index = _quiet(tantivy.Index(_schema(), str(folder)))
     writer = index.writer(_MEMORY_BYTES, 1)
-    for number, each in documents.stream(start):
-        if number >= len(alive) or not alive[number]:
-            continue
+    for number, each in documents.stream(alive, start):
         document = tantivy.Document()
-        for words in tokenize(each.text):
-            document.add_text("words", " ".join(_stems(words, language)))
+        document.add_text("words", " ".join(stems_of(each.text, language)))
         document.add_unsigned("number", number)
         writer.add_document(document)
     writer.commit()
@@ -332,13 +316,6 @@ class TextIndex:
             self.leave_to_parent()
 
 
-def _stems(words: Iterable[str], language: str) -> Iterator[str]:
-    if language == "none":
-        return iter(words)
-    stop_words = STOP_WORDS if language == "english" else frozenset()
-    return (_stem(word, language) for word in words if word not in stop_words)
-
-
 def stems_of(text: str, language: str, *, is_query: bool = False) -> list[str]:
     """Return the stems of a text's words.
 
@@ -347,7 +324,11 @@ def stems_of(text: str, language: str, *, is_query: bool = False) -> list[str]:
         language: A language of PyStemmer, or "none" for the words as they are.
         is_query: See `rag_demo.stores.words.tokenize`.
     """
-    return [stem for words in tokenize(text, is_query=is_query) for stem in _stems(words, language)]
+    words = tokenize(text, is_query=is_query)
+    if language == "none":
+        return words
+    stop_words, stem = STOP_WORDS if language == "english" else frozenset(), _stemmer(language)
+    return [stem(word) for word in words if word not in stop_words]
 
 
 def best_span(
@@ -359,17 +340,11 @@ def best_span(
     return spans[int(np.argmax(counts))]
 
 
-@lru_cache(maxsize=1 << 16)
-def _stem(word: str, language: str) -> str:
-    stemmed: str = _stemmer(language)(word)
-    return stemmed
-
-
 @cache
 def _stemmer(language: str) -> Any:
     import Stemmer
 
-    return Stemmer.Stemmer(language, 0).stemWord
+    return lru_cache(maxsize=1 << 16)(Stemmer.Stemmer(language, 0).stemWord)
 
 
 def check_language(language: object) -> None:

@@ -70,9 +70,9 @@ def test_words_of_a_folder_that_cannot_be_locked_are_copied(
             raise ValueError("Failed to acquire Lockfile")
         return tantivy.Index.open(folder)
 
-    def words_of(text: str, **_: object) -> list[list[str]]:
+    def words_of(text: str, **_: object) -> list[str]:
         read.append(text)
-        return [[text]]
+        return [text]
 
     make: Any = partial(tantivy.Index)
     make.open = open_index
