@@ -282,8 +282,13 @@ def _described(document: Document) -> tuple[str | None, str]:
 
 def _batches(documents: Iterable[Document], ids: set[str]) -> Iterator[list[Document]]:
     """Yield batches of documents that take about `COMMIT_S` each, and collect their ids."""
-    iterator, size = _checked(documents, ids), _FEWEST
-    while batch := list(_until_full(iterator, size)):
+    size, chars = _FEWEST, 0
+    batch: list[Document] = []
+    for document in documents:
+        batch.append(_checked(document, ids))
+        chars += len(document.text)
+        if len(batch) < size and chars < _MOST_CHARS:
+            continue
         started_s = time.monotonic()
         yield batch
         taken_s = time.monotonic() - started_s
@@ -291,25 +296,17 @@ def _batches(documents: Iterable[Document], ids: set[str]) -> Iterator[list[Docu
             size = min(2 * size, _MOST)
         elif taken_s > 2 * COMMIT_S:
             size = max(size // 2, 1)
+        batch, chars = [], 0
+    if batch:
+        yield batch
 
 
-def _checked(documents: Iterable[Document], ids: set[str]) -> Iterator[Document]:
-    for each in documents:
-        try:
-            document = checked_document(each)
-        except (TypeError, ValueError) as error:
-            raise IndexFileError(f"a document cannot be indexed: {error}") from None
-        if document.id in ids:
-            raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
-        ids.add(document.id)
-        yield document
-
-
-def _until_full(documents: Iterator[Document], size: int) -> Iterator[Document]:
-    chars = 0
-    for document in documents:
-        yield document
-        size -= 1
-        chars += len(document.text)
-        if not size or chars >= _MOST_CHARS:
-            return
+def _checked(document: Document, ids: set[str]) -> Document:
+    try:
+        document = checked_document(document)
+    except (TypeError, ValueError) as error:
+        raise IndexFileError(f"a document cannot be indexed: {error}") from None
+    if document.id in ids:
+        raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
+    ids.add(document.id)
+    return document
