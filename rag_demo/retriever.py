@@ -38,15 +38,7 @@ from torch_utils.resource import closes_on_error
 if TYPE_CHECKING:
     from rag_demo.reranker import Reranker
 
-__all__ = [
-    "BasicEmbedder",
-    "LocalRetriever",
-    "Retriever",
-    "SearchResult",
-    "Stats",
-    "Where",
-    "embed",
-]
+__all__ = ["BasicEmbedder", "LocalRetriever", "Retriever", "SearchResult", "embed"]
 
 _IMPORTED_AT_ONCE = 1 << 11  # documents of a Parquet file
 _RERANKED = 5  # times as many results are reranked as are wanted

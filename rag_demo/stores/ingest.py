@@ -156,9 +156,7 @@ def ingest(
     check_language(language or "none")
     with ExitStack() as stack:
         stack.enter_context(exit_on_sigterm())
-        writer = stack.enter_context(
-            _open_writer(folder, source, replace=replace, covers_all=covers_all)
-        )
+        writer = _open_writer(folder, source, stack, replace=replace, covers_all=covers_all)
         known = writer.manifest
         if based_on is not None and getattr(known, "commit", None) != based_on:
             raise IndexChangedError(f"another program has changed '{folder}' meanwhile; run again")
@@ -211,29 +209,30 @@ def ingest(
 
 
 def _open_writer(
-    folder: str | Path | PostgresUrl, source: str | None, *, replace: bool, covers_all: bool
+    folder: str | Path | PostgresUrl,
+    source: str | None,
+    stack: ExitStack,
+    *,
+    replace: bool,
+    covers_all: bool,
 ) -> Any:
     """Open an index for changes; empty a damaged one only if ``documents`` make it again."""
     if not isinstance(folder, (str, Path)):
         from rag_demo.stores.postgres import PostgresStore
 
-        return PostgresStore(folder)
+        return stack.enter_context(PostgresStore(folder))
     folder = Path(folder)
     may_start_over = covers_all and (replace or _source_of(folder) == source)
-    writer = IndexWriter(folder, start_over=may_start_over)
-    try:
-        manifest = writer.manifest
-        is_small = manifest and 4 * manifest.rows * manifest.dimension <= _CHECKED_BYTES
-        if manifest is not None and (covers_all or is_small):
-            try:
-                writer.check()
-            except DamagedIndexError:
-                if not may_start_over:
-                    raise
-                writer.clear(manifest.model)
-    except BaseException:  # After an interrupt too, nothing else closes the writer.
-        writer.__exit__()
-        raise
+    writer = stack.enter_context(IndexWriter(folder, start_over=may_start_over))
+    manifest = writer.manifest
+    is_small = manifest and 4 * manifest.rows * manifest.dimension <= _CHECKED_BYTES
+    if manifest is not None and (covers_all or is_small):
+        try:
+            writer.check()
+        except DamagedIndexError:
+            if not may_start_over:
+                raise
+            writer.clear(manifest.model)
     return writer
 
 
