@@ -60,6 +60,7 @@ TABLES = (
 )
 _PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
+_MOST_GONE = 1 << 10  # rows or numbers of deleted documents that are never worth a copy
 _ATTEMPTS = 20  # another process may replace the files while they are being opened
 _IS_BUSY = re.compile("lock|busy")  # in messages of SQLite
 # Those about a disk, a quota or a permission. The database may be intact.
@@ -321,6 +322,11 @@ def alive_of(owners: Rows, count: int) -> Mask:
     alive = np.zeros(count, bool)
     alive[owners[owners != GONE]] = True
     return alive
+
+
+def wastes_space(*gone: Mask) -> bool:
+    """Whether deleted documents have more than half of the rows, or of the numbers."""
+    return any(2 * np.count_nonzero(each) > max(len(each), _MOST_GONE) for each in gone)
 
 
 def read_pieces(database: sqlite3.Connection, manifest: Manifest) -> Any:

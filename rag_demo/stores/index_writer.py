@@ -43,13 +43,13 @@ from rag_demo.stores.index_folder import (
     is_part,
     read_pieces,
     reading,
+    wastes_space,
     writing_errors,
 )
-from rag_demo.stores.store import EmbeddedBatch, batches_of, places_of_older
+from rag_demo.stores.store import EmbeddedBatch, batches_of, owners_of_older
 from rag_demo.stores.words import WordsFolder, checksum_of, index_words
 from rag_demo.vectors import Mask, Rows, Vectors, check_dimension, renumbered
 
-_FEWEST_UNUSED = 1 << 12
 MOST_BEHIND = 1 << 13
 """Documents that a commit may leave out of the full-text index; a reader adds them itself."""
 
@@ -243,8 +243,7 @@ class IndexWriter:
         with writing_errors(self.folder):
             older = self.documents.find([each.id for each in batch.documents], self.alive)
             first = self._manifest.next_number
-            taken = places_of_older(batch, older, self.documents.get)
-        changes = {number: first + at if at >= 0 else GONE for number, at in taken.items()}
+            changes = owners_of_older(batch, older, self.documents.get, first)
         present = len(self.owners)
         self.append(
             enumerate(batch.documents, first),
@@ -311,10 +310,11 @@ class IndexWriter:
 
     def keep(self, source: str | None, *, finished: bool) -> None:
         """Commit all changes, and go on; make the files again if they waste space."""
-        if finished and not self.wastes_space:
+        starts_over = finished and wastes_space(self.owners == GONE, ~self.alive)
+        if finished and not starts_over:
             self.catch_up_words()
         self.commit(source, finished=finished)
-        if not finished or not self.wastes_space:
+        if not starts_over:
             return
         try:
             with contextlib.closing(SavedIndex(self.folder)) as old:
@@ -374,15 +374,6 @@ class IndexWriter:
     def count(self) -> int:
         """How many documents there are."""
         return int(np.count_nonzero(self.alive))
-
-    @property
-    def wastes_space(self) -> bool:
-        """Whether deleted documents have a quarter of the rows, or most of the numbers."""
-        gone_rows = int(np.count_nonzero(self.owners == GONE))
-        unused = self._manifest.next_number - self.count
-        return 4 * gone_rows > len(self.owners) or 4 * unused > max(
-            3 * self._manifest.next_number, _FEWEST_UNUSED
-        )
 
     def __enter__(self) -> IndexWriter:
         return self

@@ -20,7 +20,13 @@ from rag_demo.exact_search.candidates import Pairs
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
-from rag_demo.stores.index_folder import GONE, Manifest, SavedIndex, temporary_documents
+from rag_demo.stores.index_folder import (
+    GONE,
+    Manifest,
+    SavedIndex,
+    temporary_documents,
+    wastes_space,
+)
 from rag_demo.stores.index_writer import IndexWriter
 from rag_demo.stores.ranking import (
     FUSED_FROM,
@@ -31,13 +37,12 @@ from rag_demo.stores.ranking import (
     fused_scores,
     rank,
 )
-from rag_demo.stores.store import EmbeddedBatch, batches_of, places_of_older, unused_ids
+from rag_demo.stores.store import EmbeddedBatch, batches_of, owners_of_older, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, check_dimension, renumbered
 from torch_utils import ResourceClosedError
 
 _MANY_TIES = 1 << 10
-_MOST_GONE = 1 << 10  # rows or numbers of deleted documents that are never worth a copy
 
 
 class VectorRows(Protocol):
@@ -154,14 +159,14 @@ class Snapshot:
             ValueError, ModelMismatchError: See `Store.upsert`.
         """
         refuse_other_vectors(self.identity if self.count else None, batch.identity)
+        first = self.next_number
         older = self.find([document.id for document in batch.documents])
-        taken = places_of_older(batch, older, self.documents.get)
-        here = self._without(list(taken))
+        changes = owners_of_older(batch, older, self.documents.get, first)
+        here = self._without(list(changes))
         if here.vectors.dimension and len(batch.vectors):
             check_dimension(batch.vectors, here.vectors.dimension)
-        first = here.next_number
         here.documents.replace_from(first, batch.documents)
-        new_owners = {number: first + place for number, place in taken.items() if place >= 0}
+        new_owners = {number: new for number, new in changes.items() if new != GONE}
         owners = here.owners
         if new_owners:
             owners = GrowableRows(renumbered(owners.rows, new_owners, first))
@@ -187,20 +192,11 @@ class Snapshot:
         return replace(self, alive=GrowableRows(alive), count=self.count - len(numbers))
 
     def _tidied(self) -> Snapshot:
-        """Copy the documents that exist if most of the rows belong to others."""
+        """Copy the documents that exist, with new numbers, if most of the rows are of others."""
         if not self.count:
             return self.emptied()
-        gone = len(self.owners) - int(np.count_nonzero(self.live_rows))
-        unused = len(self.alive) - self.count  # numbers of deleted and of changed documents
-        is_worth_it = 2 * gone > max(len(self.owners), _MOST_GONE) or (
-            2 * unused > max(len(self.alive), _MOST_GONE)
-        )
-        if self.vectors.stays_in_file or not is_worth_it:
+        if self.vectors.stays_in_file or not wastes_space(~self.live_rows, ~self.alive.rows):
             return self
-        return self.copied()
-
-    def copied(self) -> Snapshot:
-        """Return a copy with new numbers and without rows of deleted documents."""
         new = self.emptied()
         for batch in self.batches():
             new = new.with_batch(batch)
@@ -399,11 +395,6 @@ class LocalStore:
         """See `Store`."""
         return self._snapshot.count
 
-    @property
-    def vectors(self) -> VectorRows:
-        """The vectors of the current snapshot."""
-        return self._snapshot.vectors
-
     def stats(self) -> Stats:
         """See `Store`."""
         snapshot = self._snapshot
@@ -489,13 +480,7 @@ class LocalStore:
     def batches(self) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors, as they are at the first batch."""
         with self._search() as snapshot:
-            batches = snapshot.batches()
-        while True:
-            with self._search():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
+            yield from snapshot.batches()
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[Snapshot]:
@@ -538,16 +523,11 @@ class LocalStore:
             snapshot = self._snapshot
             if before == snapshot.key and np.array_equal(writer.owners, snapshot.live_owners):
                 return  # Nothing has changed, so other writers keep their state.
-            row = number = 0
-            words = None
-            if before is not None and before[0] is snapshot.origin and not writer.wastes_space:
-                _, row, number = before
+            if before is not None and before[0] is snapshot.origin:
+                words, (_, row, number) = None, before
             else:
-                gone_rows = len(snapshot.owners) - int(np.count_nonzero(snapshot.live_rows))
-                if 4 * gone_rows > len(snapshot.owners) and not snapshot.vectors.stays_in_file:
-                    self._snapshot = snapshot = snapshot.copied()
+                words, row, number = snapshot.words.folder(), 0, 0
                 writer.clear(identity, snapshot.words.language)
-                words = snapshot.words.folder()
             writer.append(
                 snapshot.documents.stream(snapshot.alive.rows, number),
                 snapshot.live_owners,
@@ -573,7 +553,7 @@ class LocalStore:
                 refuse_other_model(folder, manifest.model, identity)
             if check:
                 saved.check_vectors()
-            snapshot = Snapshot.load(self.vectors, saved)
+            snapshot = Snapshot.load(self._snapshot.vectors, saved)
         except BaseException:  # An interrupt must not leave it open.
             saved.close()
             raise

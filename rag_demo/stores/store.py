@@ -112,8 +112,11 @@ class EmbeddedBatch:
         )
 
 
-def places_of_older(
-    batch: EmbeddedBatch, older: Mapping[str, int], get: Callable[[Sequence[int]], list[Document]]
+def owners_of_older(
+    batch: EmbeddedBatch,
+    older: Mapping[str, int],
+    get: Callable[[Sequence[int]], list[Document]],
+    first: int,
 ) -> dict[int, int]:
     """Find what becomes of the older documents with the ids of a batch.
 
@@ -121,10 +124,11 @@ def places_of_older(
         batch: Documents that are going to be stored.
         older: The numbers of the older documents, by id.
         get: Returns documents by number.
+        first: The number of the first document of the batch.
 
     Returns:
-        For each number the place in the batch of the document that takes over its vectors; -1 if
-        the vectors are dropped.
+        For each number the one of the document that takes over its vectors; -1 if the vectors are
+        dropped.
 
     Raises:
         ValueError: A document without vectors has no older one with its id and text.
@@ -139,7 +143,7 @@ def places_of_older(
                 f"the document {short_repr(name)} has no vectors, and the store has no document "
                 "with this id and text; embed it"
             )
-    takes_over = {batch.documents[place].id: place for place in bare}
+    takes_over = {batch.documents[place].id: first + place for place in bare}
     return {number: takes_over.get(name, -1) for name, number in older.items()}
 
 

@@ -18,7 +18,7 @@ from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
 from support.rag_command import fail, info, succeed
 from support.small_collections import Hashed
 
-TEXTS = [f"text{number}" for number in range(60)]
+TEXTS = [f"text{number}" for number in range(1_500)]
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def test_change_is_saved_if_space_cannot_be_reclaimed(
         raise RagDemoError("no space left")
 
     monkeypatch.setattr("rag_demo.stores.index_writer.IndexWriter.clear", full)
-    succeed("delete", index, *TEXTS[30:])
+    succeed("delete", index, *TEXTS[600:])
     assert "deleted texts still take space: no space left" in caplog.text
-    assert info(index)["texts"] == 30
+    assert info(index)["texts"] == 600
     monkeypatch.undo()
     succeed("verify", index)
     succeed("delete", index, TEXTS[0])
-    assert info(index)["texts"] == 29
+    assert info(index)["texts"] == 599
 
 
 def test_words_of_a_folder_that_cannot_be_locked_are_copied(
