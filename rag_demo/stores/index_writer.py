@@ -43,6 +43,7 @@ from rag_demo.stores.index_folder import (
     is_part,
     read_pieces,
     reading,
+    temporary_documents,
     wastes_space,
     writing_errors,
 )
@@ -67,6 +68,7 @@ class IndexWriter:
 
     Attributes:
         manifest: What is going to be committed; None in a folder without an index.
+        documents: The documents as they will be committed; `alive` says which of them count.
         owners: The number of the document that each row belongs to, or `GONE`.
         next_commit: The ``commit`` of the next manifest.
 
@@ -85,7 +87,7 @@ class IndexWriter:
         self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
         self._is_known = False  # Remove nothing before it is known what is committed.
         self._lock = -1
-        self._documents: DocumentTable | None = None
+        self.documents = temporary_documents()  # until a database is opened
         try:
             with writing_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -131,12 +133,12 @@ class IndexWriter:
 
     def _open(self, number: int, identity: int = 0) -> None:
         """Open a database, and begin a transaction; with an identity make its tables."""
-        self._close_documents()
+        self.documents.close()  # This rolls back what was not committed.
         path = self.folder / database_name(number)
         connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
         # Not a method of this writer: the cycle would keep the lock until a collection.
-        self._documents = DocumentTable(lambda: connection)
-        with self._documents.use():
+        self.documents = DocumentTable(lambda: connection)
+        with self.documents.use():
             connection.execute("PRAGMA synchronous = FULL")
             # Readers may be unable to write what SQLite's log (WAL) needs, or use another machine.
             connection.execute("PRAGMA journal_mode = DELETE")
@@ -147,17 +149,6 @@ class IndexWriter:
                     connection.execute(statement)
                 connection.execute("COMMIT")
                 connection.execute("BEGIN IMMEDIATE")
-
-    def _close_documents(self) -> None:
-        if self._documents is not None:
-            self._documents.close()  # This rolls back what was not committed.
-            self._documents = None
-
-    @property
-    def documents(self) -> DocumentTable:
-        """The documents as they will be committed; `alive` says which of them count."""
-        assert self._documents is not None, "call clear() first in a folder without an index"
-        return self._documents
 
     @property
     def alive(self) -> Mask:
@@ -380,7 +371,7 @@ class IndexWriter:
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            self._close_documents()
+            self.documents.close()
             if self._is_known and self._lock >= 0:
                 with contextlib.suppress(OSError):  # The next writer tries again.
                     self._remove_unnamed()

@@ -32,7 +32,6 @@ from rag_demo.stores.ranking import (
     FUSED_FROM,
     Ranked,
     best_of_each,
-    best_of_scores,
     best_scores,
     fused_scores,
     rank,
@@ -313,16 +312,16 @@ def _fused(
     snapshot: Snapshot, near: Ranked, worded: Ranked, weights: tuple[float, float], top_k: int
 ) -> Ranked:
     """Fuse the ranks by vectors and by full text."""
-    assert near.rows is not None
     fused, rows = [], []
     for first, second in zip(near.each(), worded.each(), strict=True):
         items = near.items[first].tolist()
-        scores = fused_scores([items, worded.items[second].tolist()], weights)
-        fused.append(best_of_scores(scores, top_k, snapshot.order_of))
+        score_of = fused_scores([items, worded.items[second].tolist()], weights)
+        numbers = np.fromiter(score_of, np.int64, len(score_of))
+        scores = np.fromiter(score_of.values(), float, len(score_of))
+        fused.append(best_scores(numbers, scores, top_k, snapshot.order_of))
         row_of = dict(zip(items, near.rows[first].tolist(), strict=True))
         rows += [row_of.get(number, -1) for number in fused[-1][0].tolist()]
-    joined = Ranked.join(fused)
-    return Ranked(joined.starts, joined.items, joined.scores, np.asarray(rows, np.int64))
+    return replace(Ranked.join(fused), rows=np.asarray(rows, np.int64))
 
 
 def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[list[SearchResult]]:
@@ -330,11 +329,10 @@ def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[l
     if not documents:
         return [[] for _ in queries]
     places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], best.widths)
-    rows = np.full(len(documents), -1) if best.rows is None else best.rows
-    spans = snapshot.spans.rows[rows].tolist()
+    spans = snapshot.spans.rows[best.rows].tolist()
     passages = [(a, b) if b and row >= 0 else None
-                for (a, b), row in zip(spans, rows.tolist(), strict=True)]  # fmt: skip
-    only_words = np.flatnonzero(rows < 0)
+                for (a, b), row in zip(spans, best.rows.tolist(), strict=True)]  # fmt: skip
+    only_words = np.flatnonzero(best.rows < 0)
     spans_of = _spans_of(snapshot, best.items[only_words]) if len(only_words) else {}
     query_of = np.repeat(np.arange(len(queries)), best.widths)
     for place in only_words.tolist():

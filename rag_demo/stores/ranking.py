@@ -28,21 +28,21 @@ class Ranked:
         starts: Where the items of each query begin, and where the last ones end: shape (b + 1,).
         items: Rows or documents: shape (n,).
         scores: Shape (n,).
-        rows: The row of each item's score: shape (n,). None if items have no rows.
+        rows: The row of each item's score, or -1: shape (n,).
     """
 
     starts: Rows
     items: Rows
     scores: Scores
-    rows: Rows | None = None
+    rows: Rows
 
     @classmethod
     def join(cls, several: Sequence[tuple[Rows, Scores]]) -> Ranked:
-        """Join the items and scores of several queries."""
+        """Join the items and scores of several queries, without rows."""
         starts = np.cumsum([0, *(len(items) for items, _ in several)])
         items = np.concatenate([items for items, _ in several] or [np.empty(0, np.int64)])
         scores = np.concatenate([scores for _, scores in several] or [np.empty(0)])
-        return cls(starts, items, scores)
+        return cls(starts, items, scores, np.full(len(items), -1))
 
     def each(self) -> Iterator[slice]:
         """Yield the places of each query's items."""
@@ -64,8 +64,7 @@ class Ranked:
     def only(self, chosen: Mask) -> Ranked:
         """Keep the chosen items: shape (n,)."""
         starts = np.concatenate([[0], np.cumsum(chosen)])[self.starts]
-        rows = None if self.rows is None else self.rows[chosen]
-        return Ranked(starts, self.items[chosen], self.scores[chosen], rows)
+        return Ranked(starts, self.items[chosen], self.scores[chosen], self.rows[chosen])
 
 
 def rank(
@@ -144,12 +143,6 @@ def fused_scores(rankings: Sequence[Sequence[Any]], weights: Sequence[float]) ->
         for place, item in enumerate(ranking if weight else (), start=RANK_CONSTANT + 1):
             scores[item] = scores.get(item, 0.0) + weight / place
     return scores
-
-
-def best_of_scores(scores: dict[int, float], top_k: int, order_of: Order) -> tuple[Rows, Scores]:
-    """Return the best documents with their scores; see `best_scores`."""
-    numbers = np.fromiter(scores.keys(), np.int64, len(scores))
-    return best_scores(numbers, np.fromiter(scores.values(), float, len(scores)), top_k, order_of)
 
 
 def fuse_hits(

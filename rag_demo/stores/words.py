@@ -279,14 +279,12 @@ class TextIndex:
         import tantivy
 
         with self._lock:
-            if self._index is None:
-                return np.empty(0, np.int64), np.empty(0)
-            searcher = self._index.searcher()
+            searcher = None if self._index is None else self._index.searcher()
         terms = [
             (tantivy.Occur.Should, tantivy.Query.term_query(_schema(), "words", stem, "freq"))
             for stem in stems_of(query, self.language, is_query=True)
         ]
-        if not terms:
+        if searcher is None or not terms:
             return np.empty(0, np.int64), np.empty(0)
         parsed = tantivy.Query.boolean_query(terms)
         limit, available = max(_FEWEST_HITS, 2 * top_k), max(1, searcher.num_docs)
