@@ -158,11 +158,10 @@ class DocumentTable(Database):
         if isinstance(part, Not):
             return np.asarray(~self._mask(part.part, stop), bool)
         if not isinstance(part, Condition):
-            join = np.logical_or if isinstance(part, AnyOf) else np.logical_and
-            empty = np.full(stop, join is np.logical_and)
-            return np.asarray(
-                join.reduce([empty, *(self._mask(each, stop) for each in part.parts)]), bool
-            )
+            masks = [self._mask(each, stop) for each in part.parts]
+            if isinstance(part, AnyOf):
+                return np.asarray(np.any(masks, axis=0))
+            return np.asarray(np.all([np.ones(stop, bool), *masks], axis=0))
         negated = part.operator in ("$ne", "$nin")
         if not negated:
             return self._holds(part, stop)

@@ -20,7 +20,6 @@ import mmap
 import os
 import re
 import sqlite3
-import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -269,10 +268,9 @@ def index_errors(path: Path, verb: str = "read") -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of writing an index into this package's."""
+    """Turn errors of writing files of an index into this package's."""
     try:
-        with index_errors(folder, "written"):
-            yield
+        yield
     except OSError as error:
         if isinstance(error, FileNotFoundError) and folder.exists() and error.filename:
             raise damaged(Path(str(error.filename)), "it is missing") from None
@@ -313,8 +311,8 @@ def temporary_documents(path: Path | None = None, saved: Manifest | None = None)
             raise
         return connection
 
-    place = path or Path(tempfile.gettempdir())
-    return DocumentTable(connect, translate_errors=partial(index_errors, place))
+    errors = partial(index_errors, path or Path("a temporary file"))
+    return DocumentTable(connect, translate_errors=errors)
 
 
 def alive_of(owners: Rows, count: int) -> Mask:

@@ -13,6 +13,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ from rag_demo.stores.index_folder import (
     busy,
     database_name,
     databases_of,
+    index_errors,
     is_part,
     read_pieces,
     reading,
@@ -135,10 +137,13 @@ class IndexWriter:
         """Open a database, and begin a transaction; with an identity make its tables."""
         self.documents.close()  # This rolls back what was not committed.
         path = self.folder / database_name(number)
-        connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
-        # Not a method of this writer: the cycle would keep the lock until a collection.
-        self.documents = DocumentTable(lambda: connection)
-        with self.documents.use():
+        # Not methods of this writer: the cycle would keep the lock until a collection.
+        connect = partial(
+            sqlite3.connect, path, timeout=5, isolation_level=None, check_same_thread=False
+        )
+        errors = partial(index_errors, self.folder, "written")
+        self.documents = DocumentTable(connect, translate_errors=errors)
+        with self.documents.use() as connection:
             connection.execute("PRAGMA synchronous = FULL")
             # Readers may be unable to write what SQLite's log (WAL) needs, or use another machine.
             connection.execute("PRAGMA journal_mode = DELETE")
@@ -231,10 +236,9 @@ class IndexWriter:
 
     def upsert(self, batch: EmbeddedBatch) -> None:
         """Add documents; see `rag_demo.stores.store.Store.upsert`."""
-        with writing_errors(self.folder):
-            older = self.documents.find([each.id for each in batch.documents], self.alive)
-            first = self._manifest.next_number
-            changes = owners_of_older(batch, older, self.documents.get, first)
+        older = self.documents.find([each.id for each in batch.documents], self.alive)
+        first = self._manifest.next_number
+        changes = owners_of_older(batch, older, self.documents.get, first)
         present = len(self.owners)
         self.append(
             enumerate(batch.documents, first),
@@ -246,15 +250,13 @@ class IndexWriter:
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove documents, and return how many; their data stay in the files for some time."""
-        with writing_errors(self.folder):
-            gone = dict.fromkeys(self.documents.find(ids, self.alive).values(), GONE)
-            self._set_owners(renumbered(self.owners, gone, self._manifest.next_number))
+        gone = dict.fromkeys(self.documents.find(ids, self.alive).values(), GONE)
+        self._set_owners(renumbered(self.owners, gone, self._manifest.next_number))
         return len(gone)
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """Return a document for each id; None for an unknown one."""
-        with writing_errors(self.folder):
-            return self.documents.known(ids, self.alive)
+        return self.documents.known(ids, self.alive)
 
     def matching(self, where: Where) -> list[str]:
         """Return the ids of the documents that match a filter."""

@@ -96,8 +96,8 @@ class Snapshot:
 
     Attributes:
         vectors: One row for each whole document and for each of its passages.
-        documents: The documents, by number.
         words: The full-text index. It learns of new documents when it is searched.
+        documents: The documents, by number.
         owners: The number of each row's document: int64.
         spans: Start and stop of each row's passage; 0 and 0 for the whole: shape (rows, 2).
         alive: Whether the document of each number exists: bool.
@@ -109,8 +109,8 @@ class Snapshot:
     """
 
     vectors: VectorRows
-    documents: DocumentTable
     words: TextIndex
+    documents: DocumentTable = field(default_factory=temporary_documents)
     owners: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, np.int64)))
     spans: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty((0, 2), np.int32)))
     alive: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, bool)))
@@ -122,8 +122,7 @@ class Snapshot:
 
     def emptied(self) -> Snapshot:
         """Return a snapshot without documents, with the same settings."""
-        words = TextIndex(self.words.language)
-        return Snapshot(self.vectors.empty_copy(), temporary_documents(), words)
+        return Snapshot(self.vectors.empty_copy(), TextIndex(self.words.language))
 
     @classmethod
     def load(cls, vectors: VectorRows, saved: SavedIndex) -> Snapshot:
@@ -131,8 +130,8 @@ class Snapshot:
         manifest = saved.manifest
         return cls(
             vectors.with_saved_rows(saved),
-            saved.documents,
             TextIndex(manifest.language, saved.words, saved.words_index),
+            saved.documents,
             GrowableRows(saved.owners),
             GrowableRows(saved.passages),
             GrowableRows(saved.alive),
@@ -378,7 +377,7 @@ class LocalStore:
         self._searching: list[int] = []  # thread ids, one for each running search
         self._has_searched = threading.Condition()
         self._is_closed = False
-        self._snapshot = Snapshot(vectors, temporary_documents(), TextIndex(language))
+        self._snapshot = Snapshot(vectors, TextIndex(language))
         # For each folder the commits that this store knows, with the origin, the rows and the
         # numbers of their snapshots.
         self._saved: dict[Path, dict[str, tuple[object, int, int]]] = {}
@@ -522,9 +521,9 @@ class LocalStore:
             if before == snapshot.key and np.array_equal(writer.owners, snapshot.live_owners):
                 return  # Nothing has changed, so other writers keep their state.
             if before is not None and before[0] is snapshot.origin:
-                words, (_, row, number) = None, before
+                _, row, number = before
             else:
-                words, row, number = snapshot.words.folder(), 0, 0
+                row = number = 0
                 writer.clear(identity, snapshot.words.language)
             writer.append(
                 snapshot.documents.stream(snapshot.alive.rows, number),
@@ -537,7 +536,7 @@ class LocalStore:
             self._saved[place] = {writer.next_commit: snapshot.key}
             if committed is not None and before is not None:
                 self._saved[place][committed.commit] = before
-            writer.commit(words=words)
+            writer.commit(words=None if number else snapshot.words.folder())
 
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False
