@@ -73,8 +73,8 @@ def row_of(
     tokens = 0
     for model in models.values():
         model.load_model()
-        encoder: Any = model._encoder
-        tokens = sum(map(len, encoder.prepare(texts, "document")))
+        most = model.max_tokens or 0
+        tokens = sum(min(count, most) for count in model.count_tokens(texts) or [])
     for embed in ways.values():
         embed(texts)
     times: dict[str, list[float]] = {way: [] for way in ways}

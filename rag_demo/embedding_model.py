@@ -13,18 +13,27 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
-from rag_demo.encoding.encoder import Encoder, Kind, packed
-from rag_demo.encoding.model_identity import ModelIdentity, identify
-from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
+from rag_demo.encoding.encoder import Kind, SentenceTransformersEncoder, loading, packed
+from rag_demo.encoding.model_identity import (
+    DEFAULT_MODEL,
+    ModelIdentity,
+    identify,
+    packaged_model,
+)
 from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError, checked_texts
 from rag_demo.vectors import Vectors, shortened
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
 from torch_utils.resource import closes_on_error
+
+if TYPE_CHECKING:
+    from rag_demo.encoding.bert_encoder import BertEncoder
+
+Encoder: TypeAlias = "BertEncoder | SentenceTransformersEncoder"
 
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
@@ -109,7 +118,7 @@ class EmbeddingModel(Resource):
         self.truncate_dim = truncate_dim
         self._cache = None if cache is None else EmbeddingCache(Path(cache))
         self._identity: ModelIdentity | None = None
-        self._encoder: Encoder[Any] | None = None
+        self._encoder: Encoder | None = None
         self._was_unloaded = False
         # Reentrant: a signal handler may close the model in the thread that is encoding.
         self._in_use = threading.RLock()
@@ -138,7 +147,8 @@ class EmbeddingModel(Resource):
     def dimension(self) -> int:
         """Length of the vectors. Loads the model."""
         with self._in_use:
-            return self._dimension_of(self._loaded())
+            full = self._loaded().dimension
+        return min(full, self.truncate_dim or full)
 
     @property
     def max_tokens(self) -> int | None:
@@ -177,21 +187,17 @@ class EmbeddingModel(Resource):
             path = self._path()
             expected = self._identity or self._identify(path)
             self.device = self.device or get_optimal_device()
-            encoder = load_encoder(
-                path, self.device, self._dtype, self._trust_remote_code, self.prompts
+            self._encoder = load_encoder(
+                path, self.device, self._dtype, self.prompts, self._trust_remote_code
             )
-            try:
-                self._identity = self._identify(path)
-                if expected.fingerprint and not self._identity.is_same(expected):
-                    self._identity = expected
-                    raise ModelError(
-                        f"the files of {self.name} have changed since this object first read them; "
-                        "create another EmbeddingModel, and embed the texts again"
-                    )
-            except BaseException:  # After an interrupt too, nothing else would release it.
-                release(encoder)
-                raise
-            self._encoder = encoder
+            found = self._identify(path)
+            if expected.fingerprint and not found.is_same(expected):
+                self.unload_model()
+                raise ModelError(
+                    f"the files of {self.name} have changed since this object first read them; "
+                    "create another EmbeddingModel, and embed the texts again"
+                )
+            self._identity = found
             self._was_unloaded = False
             log.debug("loaded %s on %s", self.name, self.device)
             return True
@@ -259,8 +265,7 @@ class EmbeddingModel(Resource):
     ) -> Vectors:
         texts = checked_texts(texts, "texts")
         with self._in_use:
-            encoder = self._loaded()
-        dimension = self._dimension_of(encoder)
+            encoder, dimension = self._loaded(), self.dimension
         vectors = np.empty((len(texts), dimension), np.float32)
         keys = self._keys(texts, kind)
         known = self._cache.get([*{*keys}], dimension) if self._cache and keys else {}
@@ -272,8 +277,8 @@ class EmbeddingModel(Resource):
 
         # When memory runs out, the batch is halved for this and the following texts.
         @find_batch_size(starting_batch_size=self.batch_size)
-        def encode(batch_size: int, prepared: Any) -> Vectors:
-            return shortened(encoder.encode(prepared, batch_size), dimension)
+        def encode(batch_size: int, some: list[str]) -> Vectors:
+            return shortened(encoder.encode(some, kind, batch_size), dimension)
 
         # The longest texts come first, so that a lack of memory shows at once.
         missing.sort(key=lambda row: -len(texts[row]))
@@ -283,8 +288,7 @@ class EmbeddingModel(Resource):
                 self.ensure_open()  # Another thread may have closed or unloaded it.
                 if self._encoder is not encoder:
                     raise ModelError(f"{self.name} was unloaded while it was embedding")
-                some = [_encodable(texts[row]) for row in rows]
-                vectors[rows] = encode(encoder.prepare(some, kind))
+                vectors[rows] = encode([_encodable(texts[row]) for row in rows])
             if self._cache and keys:
                 self._cache.put([keys[row] for row in rows], vectors[rows])
             if on_progress is not None:
@@ -312,18 +316,15 @@ class EmbeddingModel(Resource):
             computed += f" {self.prompts[kind]}"
         return [make_key(fingerprint.encode(), computed, kind, text) for text in texts]
 
-    def _dimension_of(self, encoder: Encoder[Any]) -> int:
-        return min(encoder.dimension, self.truncate_dim or encoder.dimension)
-
     def _path(self) -> str:
         return str(packaged_model()) if self._is_default else self.name
 
     def _identify(self, path: str) -> ModelIdentity:
-        folder = Path(path)
-        if folder.is_dir() and not any((folder / each).exists() for each in _MODEL_FILES):
+        folder = Path(path)  # The hub has no names that begin with a slash.
+        is_folder = folder.is_dir() or folder.is_absolute()
+        if is_folder and not any((folder / each).exists() for each in _MODEL_FILES):
             raise ModelError(
-                f"the folder {path!r} holds no model (neither config.json nor modules.json); "
-                f"name one that does, or a model on the hub: {HOW_TO_NAME_MODEL}"
+                f"no model in the folder {path!r} (neither config.json nor modules.json); {_MOVED}"
             )
         try:
             found = identify(path, self._dtype, DEFAULT_MODEL if self._is_default else None)
@@ -331,7 +332,7 @@ class EmbeddingModel(Resource):
         except OSError as error:
             raise ModelError(f"the model {self.name!r} cannot be read: {error}") from error
 
-    def _loaded(self) -> Encoder[Any]:
+    def _loaded(self) -> Encoder:
         self.ensure_open()
         if self._encoder is None:
             if self._was_unloaded:
@@ -342,46 +343,34 @@ class EmbeddingModel(Resource):
 
 
 def load_encoder(
-    path: str, device: str, dtype: str, trust_remote_code: bool, prompts: Mapping[str, str]
-) -> Encoder[Any]:
+    path: str, device: str, dtype: str, prompts: Mapping[str, str], trust_remote_code: bool = False
+) -> Encoder:
     """Load a model without padding if that is possible, else with sentence-transformers.
 
     Args:
         path: A folder, or a name on the hub.
         device: torch's name of the device.
         dtype: torch's name of the weights' dtype.
-        trust_remote_code: Whether to run code that comes with the model.
         prompts: Prompts by kind that replace the model's own.
+        trust_remote_code: Whether to run code that comes with the model.
 
     Raises:
         ModelError: The model cannot be loaded.
     """
-    import torch
+    is_folder = Path(path).is_dir()
+    hint = "name another folder" if is_folder else f"there is no such folder; {_MOVED}"
+    with loading(f"the model {path!r}", hint):
+        import torch
 
-    where, wanted = Path(path), getattr(torch, dtype)
-    if where.is_absolute() and not where.exists():  # The hub has no such names.
-        raise ModelError(f"the model {path!r} cannot be loaded: there is no such folder; {_MOVED}")
-    try:
-        if where.is_dir() and not trust_remote_code:
-            from rag_demo.encoding import bert_encoder
+        from rag_demo.encoding.bert_encoder import BertEncoder, UnsupportedModelError
 
+        options = device, getattr(torch, dtype), prompts
+        if is_folder and not trust_remote_code:
             try:
-                settings = bert_encoder.read_settings(where)
-                settings.prompts.update(prompts)
-                return bert_encoder.BertEncoder(settings, device, wanted)
-            except bert_encoder.UnsupportedModelError as why:
+                return BertEncoder(Path(path), *options)
+            except UnsupportedModelError as why:
                 log.debug("%s is run by sentence-transformers: %s", path, why)
-        from rag_demo.encoding.sentence_transformers_encoder import SentenceTransformersEncoder
-
-        return SentenceTransformersEncoder(path, device, wanted, trust_remote_code, prompts)
-    except ModelError:
-        raise
-    except Exception as error:
-        # The libraries raise many types of errors for a damaged model.
-        reason = str(error).strip().partition("\n")[0] or repr(error)
-        if not where.is_dir():
-            reason = f"there is no such folder, nor such a model on the hub: {reason}; {_MOVED}"
-        raise ModelError(f"the model {path!r} cannot be loaded: {reason}") from error
+        return SentenceTransformersEncoder(path, *options, trust_remote_code)
 
 
 def _encodable(text: str) -> str:

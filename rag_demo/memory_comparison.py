@@ -5,12 +5,11 @@ Each method runs in a process of its own. In one process, the second would reuse
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch_utils import SafePyTorchCleanup, measuring, memory_snapshot, release
 
@@ -37,42 +36,32 @@ class MemoryRelease(NamedTuple):
 
 def measure_release(method: str) -> MemoryRelease:
     """Load the packaged model, encode with it, and release it by one of `METHODS`."""
-    import safetensors.torch  # noqa: F401
-    import tokenizers  # noqa: F401
     import torch
 
-    from rag_demo.encoding.packaged_model import packaged_model
+    from rag_demo.embedding_model import load_encoder
+    from rag_demo.encoding import bert_encoder  # noqa: F401
+    from rag_demo.encoding.model_identity import packaged_model
 
     # Code and thread pools are loaded once and stay, so they do not count as the model's memory.
     torch.ones(500, 500) @ torch.ones(500, 500)
     release()
     path = str(packaged_model())
+    texts = [f"number {n} is about memory, caches and heaps. " * (1 + n % 8) for n in range(_TEXTS)]
     before = memory_snapshot()
-    with contextlib.ExitStack() as stack:
-        scope = stack.enter_context(SafePyTorchCleanup()) if method == SCOPE else None
-        model = _used_model(path)
-        if scope is not None:
-            scope.manage(model)
-        full = memory_snapshot()
-        with measuring("cpu") as taken:
-            if scope is not None:
-                stack.close()  # The end of the block; the variable still refers to the model.
-            else:
-                del model
-                if method == DEL_AND_COLLECT:
-                    gc.collect()
+    model = load_encoder(path, "cpu", "float32", {})
+    model.encode(texts, "document", 32)
+    full = memory_snapshot()
+    with measuring("cpu") as taken:
+        if method == SCOPE:
+            with SafePyTorchCleanup() as scope:
+                scope.manage(model)  # After the block, the variable still refers to the model.
+        else:
+            del model
+            if method == DEL_AND_COLLECT:
+                gc.collect()
     after = memory_snapshot()
     grown, shrunk = (full - before).host.rss_bytes, (full - after).host.rss_bytes
     return MemoryRelease(method, grown, shrunk, taken.median_s)
-
-
-def _used_model(path: str) -> Any:
-    from rag_demo.embedding_model import load_encoder
-
-    model = load_encoder(path, "cpu", "float32", False, {})
-    texts = [f"number {n} is about memory, caches and heaps. " * (1 + n % 8) for n in range(_TEXTS)]
-    model.encode(model.prepare(texts, "document"), 32)
-    return model
 
 
 def compare_releases(on_progress: Callable[[int], object]) -> list[MemoryRelease]:

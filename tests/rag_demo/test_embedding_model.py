@@ -104,7 +104,7 @@ def test_unload_releases_and_load_restores_the_model(tiny_model: Path) -> None:
 def test_missing_model_is_named() -> None:
     with (
         EmbeddingModel("./no-such-model") as model,
-        pytest.raises(RagDemoError, match=r"'\./no-such-model' cannot be loaded: there is no"),
+        pytest.raises(RagDemoError, match=r"no-such-model' cannot be loaded: .*no such folder"),
     ):
         model.load_model()
 
@@ -113,7 +113,7 @@ def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no model")
     with (
         EmbeddingModel(tmp_path) as model,
-        pytest.raises(RagDemoError, match=r"holds no model .*name one that does"),
+        pytest.raises(RagDemoError, match=r"no model in the folder .*name its folder"),
     ):
         model.load_model()
 
