@@ -18,7 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from benchmarks.results_file import write
 from rag_demo import Document, EmbeddedBatch, EmbeddingModel, PgVectorRetriever, embed
-from rag_demo.evaluate import evaluate, read_beir, searching
+from rag_demo.evaluate import evaluate, read_beir
 from support.postgres_server import PostgresServer
 
 KINDS = (None, "binary", "hnsw")
@@ -36,7 +36,7 @@ def quality(url, collection, model):
             retriever.store.upsert(batch)
         retriever.build_index()
         for mode in ("bm25", "dense", "hybrid"):
-            scores = evaluate(collection, searching(retriever, mode))
+            scores = evaluate(collection, retriever, mode)
             rows[mode] = {metric: {"mean": score} for metric, score in scores.items()}
             print(mode, rows[mode])
         texts = list(collection.queries.values())[:100]

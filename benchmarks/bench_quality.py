@@ -10,8 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from benchmarks.results_file import write
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
-from rag_demo.console import print_scores
-from rag_demo.evaluate import evaluate, read_beir, searching
+from rag_demo.evaluate import evaluate, read_beir
 from rag_demo.searching.arguments import MODES
 
 
@@ -34,8 +33,8 @@ def main() -> None:
             passages=options.passages,
         )
         for mode in MODES:
-            scores = evaluate(collection, searching(retriever, mode))
-            print_scores(f"{options.beir.name}, {mode}", scores)
+            scores = evaluate(collection, retriever, mode)
+            print(f"{options.beir.name}, {mode}: {scores}")
             rows[mode] = {metric: {"mean": score} for metric, score in scores.items()}
     questions = len(collection.queries)
     write(

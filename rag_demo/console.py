@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -88,10 +88,3 @@ def _place(result: SearchResult) -> str:
         if name in metadata:
             place += form.format(metadata[name])
     return f"{place} #{metadata['anchor']}" if "anchor" in metadata else place
-
-
-def print_scores(title: str, scores: Mapping[str, float]) -> None:
-    """Print metrics, one on a line."""
-    click.echo(on_one_line(title))
-    for metric, score in scores.items():
-        click.echo(f"{metric:12} {score:.4f}")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rag_demo.commands.options import (
-    as_place,
     dtype_option,
     embedding_options,
     mode_option,
     model_option,
-    open_model,
+    open_retriever,
+    say,
 )
-from rag_demo.places import load_manifest, make_retriever, open_indexes
+from rag_demo.places import as_place
 
 
 @click.command()
@@ -27,7 +26,7 @@ from rag_demo.places import load_manifest, make_retriever, open_indexes
     "places",
     multiple=True,
     metavar="DIR",
-    callback=as_place,
+    type=as_place,
     help="Judge this index instead of the documents in PATH; several are searched as one.",
 )
 @mode_option
@@ -50,24 +49,20 @@ def evaluate(
 
     The collection has BEIR's layout. --mode bm25 embeds nothing.
     """
-    from rag_demo.console import print_scores, progress
-    from rag_demo.evaluate import NoEmbeddings, evaluate, read_beir, searching
+    import numpy as np
 
-    collection, device = read_beir(folder, split), embedding["device"]
+    from rag_demo.console import progress
+    from rag_demo.evaluate import evaluate, read_beir
+
+    collection = read_beir(folder, split)
     with contextlib.ExitStack() as stack:
-        made_by: Any = load_manifest(places[0]).model if places else None
-        if made_by is not None:
-            model, dtype = model or made_by.name, made_by.dtype
-        embedder: Any = NoEmbeddings(made_by)
-        if mode != "bm25":
-            embedder = stack.enter_context(open_model(model, dtype, **embedding))
-        make = partial(make_retriever, "torch", embedder, device)
-        if places:
-            retriever = open_indexes(places, embedder, make, stack)
-        else:
-            retriever = stack.enter_context(make())
-            with progress("embedding", len(collection.documents)) as advance:
-                ids, texts, metadata, _ = zip(*collection.documents, strict=True)
-                retriever.add(texts, metadata, ids, passages=mode != "bm25", on_progress=advance)
-        scores = evaluate(collection, searching(retriever, mode))
-    print_scores(f"{folder.name}, {mode}, {len(collection.queries)} questions", scores)
+        retriever = open_retriever(stack, places, mode, model, dtype, **embedding)
+        if not places:
+            ids, texts, metadata, _ = zip(*collection.documents, strict=True)
+            vectors = np.ones((len(ids), 1)) if mode == "bm25" else None
+            with progress("embedding", len(ids)) as advance:
+                retriever.add(texts, metadata, ids, vectors=vectors, on_progress=advance)
+        scores = evaluate(collection, retriever, mode)
+    say(f"{folder.name}, {mode}, {len(collection.queries)} questions")
+    for metric, score in scores.items():
+        say(f"{metric:12} {score:.4f}")

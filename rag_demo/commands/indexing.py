@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import itertools
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from rag_demo.commands.options import (
-    as_place,
     dtype_option,
     embedding_options,
     folder_argument,
@@ -30,8 +27,8 @@ from rag_demo.commands.options import (
 from rag_demo.documents.files import full_path
 from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.documents.sources import STDIN, Document, Reading, Skipped, read_source
-from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
-from rag_demo.places import load_manifest
+from rag_demo.errors import IndexFileError, SourceError
+from rag_demo.places import as_place, load_manifest
 
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
@@ -61,19 +58,16 @@ _reading_options = options(
     ),
     click.option("--text-field", default="text", help="Field of JSON lines that has the text."),
 )
-_ray_options = options(
-    click.option(
-        "--on", type=click.Choice(["local", "ray"]), default="local", help="Where to embed."
-    ),
-    click.option("--address", help="Address of a Ray cluster. [default: start Ray here]"),
-    click.option("--actors", type=click.IntRange(1), help="Actors of Ray. [default: one per CPU]"),
-)
 
 
 @click.command()
 @click.argument("source")
 @click.option(
-    "--out", required=True, callback=as_place, help="Folder of the index, or postgresql://..."
+    "--out",
+    required=True,
+    metavar="DIR",
+    type=as_place,
+    help="Folder of the index, or postgresql://...",
 )
 @_reading_options
 @model_option
@@ -82,7 +76,9 @@ _ray_options = options(
 @click.option(
     "--language", help="Language of stems, such as german; none keeps words. [default: english]"
 )
-@_ray_options
+@click.option("--on", type=click.Choice(["local", "ray"]), default="local", help="Where to embed.")
+@click.option("--address", help="Address of a Ray cluster. [default: start Ray here]")
+@click.option("--actors", type=click.IntRange(1), help="Actors of Ray. [default: one per CPU]")
 @click.option("--yes", is_flag=True, help="Replace an index of another source or model.")
 def index(
     source: str,
@@ -101,8 +97,8 @@ def index(
     SOURCE is a folder, a file, or - for standard input. It reads text, Markdown,
     reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
     """
-    embedding = {name: more.pop(name) for name in ("device", "batch_size", "cache")}
-    given = _read(source, more)
+    embedding, skipped = _pop_embedding(more), Skipped()
+    name, documents = _read(source, skipped, **more)
     if on == "ray":
         from rag_demo.ray_embedder import RayEmbedder
 
@@ -113,14 +109,12 @@ def index(
     else:
         embedder = open_model(model, dtype, **embedding)
     with embedder:
-        try:
-            reused = _ingest(given, embedder, out, replace=yes, language=language)
-        except OtherIndexError as error:
-            raise OtherIndexError(f"{error} with --yes") from None
+        reused = _ingest(documents, embedder, out, source=name, replace=yes, language=language)
     known = f", {reused} of them unchanged" if reused else ""
     count = load_manifest(out).count
-    say(f"indexed {count} text{'s' * (count != 1)} of {given.name} in {out}{known}")
-    given.report_skipped()
+    say(f"indexed {count} text{'s' * (count != 1)} of {name} in {out}{known}")
+    if skipped:
+        warn(skipped)
 
 
 @click.command()
@@ -136,83 +130,68 @@ def add(folder: Any, source: str, model: str | None, **more: Any) -> None:
     """
     from rag_demo.encoding.model_identity import refuse_other_model
 
-    earlier = open_saved(folder)
-    manifest = earlier.manifest  # All is decided on this state.
+    embedding, skipped = _pop_embedding(more), Skipped()
     files: set[str] = set()  # read to their end
-    embedding = {name: more.pop(name) for name in ("device", "batch_size", "cache")}
-    given = _read(source, {**more, "on_read": files.add})
-    sources = (manifest.source or _UNKNOWN).split(_AND)
-    together = _AND.join(dict.fromkeys([*sources, given.identity]))
-    if not manifest.finished and manifest.source != together:
-        raise IndexFileError(  # It would look complete.
-            f"'{folder}' contains only part of {sources[-1]}, because its command was interrupted; "
-            "run that command again first"
-        )
+    with contextlib.ExitStack() as stack:
+        earlier = stack.enter_context(contextlib.closing(open_saved(folder)))
+        manifest = earlier.manifest  # All is decided on this state.
+        name, documents = _read(source, skipped, on_read=files.add, **more)
+        sources = (manifest.source or _UNKNOWN).split(_AND)
+        together = _AND.join(dict.fromkeys([*sources, name]))
+        if not manifest.finished and manifest.source != together:
+            raise IndexFileError(  # It would look complete.
+                f"'{folder}' contains only part of {sources[-1]}, because its command was "
+                "interrupted; run that command again first"
+            )
 
-    def renamed() -> Iterator[Document]:
-        for document in given.documents:
+        def renamed(document: Document) -> Document:
             # Different files may have the same name; a file that is added again keeps its ids.
             name = document.id
             while (known := earlier.get([name])[0]) and known.file != document.file:
                 name += "~"
-            yield document._replace(id=name)
+            return document._replace(id=name)
 
-    def gone() -> set[str]:
-        """Return the files that were read, and those of the folder that are gone."""
-        known = earlier.files_in(f"{full_path(source)}{os.sep}")
-        return files | {file for file in known if not Path(file).exists()}
+        def gone() -> set[str]:
+            """Return the files that were read, and those of the folder that are gone."""
+            known = earlier.files_in(f"{full_path(source)}{os.sep}")
+            return files | {file for file in known if not Path(file).exists()}
 
-    made_by: Any = manifest.model
-    name, dtype = (made_by.name, made_by.dtype) if made_by is not None else (None, None)
-    with contextlib.closing(earlier), open_model(model or name, dtype, **embedding) as embedder:
-        if made_by is not None:
-            refuse_other_model(folder, made_by, embedder.identity)
+        embedder = stack.enter_context(open_model(model, None, manifest.model, **embedding))
+        if manifest.model is not None:
+            refuse_other_model(folder, manifest.model, embedder.identity)
         _ingest(
-            given._replace(documents=renamed(), identity=together), embedder, folder,
+            map(renamed, documents), embedder, folder, source=together,
             replace=True, covers_all=False, based_on=manifest.commit, files=gone,
         )  # fmt: skip
     count = load_manifest(folder).count
-    say(f"added {given.name} to {folder}: {count} texts, {manifest.count} before")
-    given.report_skipped()
+    say(f"added {name} to {folder}: {count} texts, {manifest.count} before")
+    if skipped:
+        warn(skipped)
 
 
-class _Given(NamedTuple):
-    """A source: its name in messages, what tells it from others, and its documents."""
-
-    name: str
-    identity: str
-    documents: Iterator[Document]
-    skipped: Skipped
-
-    def report_skipped(self) -> None:
-        if self.skipped:
-            warn(self.skipped)
+def _pop_embedding(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options.pop(name) for name in ("device", "batch_size", "cache")}
 
 
-def _read(source: str, reading: dict[str, Any]) -> _Given:
-    """Open a source.
+def _read(source: str, skipped: Skipped, **reading: Any) -> tuple[str, Iterator[Document]]:
+    """Open a source. Return what tells it from others, and its documents.
 
     Raises:
         SourceError: The source is missing, empty or invalid.
     """
-    skipped, name = Skipped(), "standard input" if source == STDIN else source
-    stdin: Any = sys.stdin.buffer if source == STDIN else None
-    if stdin is not None and not isinstance(stdin, io.BufferedReader):
-        stdin = io.BufferedReader(stdin)
-    found = read_source(source, skipped, Reading(**reading), stdin=stdin)
+    found = read_source(source, skipped, Reading(**reading))
     first = next(found, None)
     if first is None:
         more = f" ({skipped})" if skipped else ""
-        raise SourceError(f"{name} holds no text to index{more}; name another folder or file")
-    # A full path; a pipe has no name, and is identified by its beginning.
-    identity = str(Path(source).resolve())
-    if source == STDIN:
+        raise SourceError(f"'{source}' holds no text to index{more}; name another folder or file")
+    name = str(Path(source).resolve())
+    if source == STDIN:  # A pipe is identified by its beginning.
         begins = f"{first.id}\n{first.text}".encode("utf-8", "surrogatepass")
-        identity = f"{name} ({hashlib.sha256(begins).hexdigest()[:8]})"
-    return _Given(name, identity, itertools.chain([first], found), skipped)
+        name = f"standard input ({hashlib.sha256(begins).hexdigest()[:8]})"
+    return name, itertools.chain([first], found)
 
 
-def _ingest(given: _Given, embedder: Any, place: Any, **options: Any) -> int:
+def _ingest(documents: Iterable[Document], embedder: Any, place: Any, **options: Any) -> int:
     """Embed documents into an index, and return how many were unchanged."""
     from rag_demo.console import progress
     from rag_demo.stores.ingest import ingest
@@ -220,8 +199,7 @@ def _ingest(given: _Given, embedder: Any, place: Any, **options: Any) -> int:
     rates = getattr(embedder, "rates", str)  # of actors
     try:
         with progress("embedding", None, rates) as advance:
-            options |= {"source": given.identity, "on_progress": advance}
-            return ingest(given.documents, embedder, place, **options).reused
+            return ingest(documents, embedder, place, on_progress=advance, **options).reused
     except KeyboardInterrupt:
         warn("interrupted; run the same command again to continue")
         raise click.Abort from None

@@ -6,24 +6,21 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rag_demo import places
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.places import as_place, load_manifest, make_retriever, open_database, open_indexes
 from rag_demo.printable import on_one_line, printable
 from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
-
-
-def as_place(context: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Parse the place of an index: the path of a folder, or the URL of a database."""
-    if value is None or not isinstance(value, str):
-        return value and tuple(map(places.as_place, value))
-    return places.as_place(value)
 
 
 def options(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -37,7 +34,7 @@ def options(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return add
 
 
-folder_argument = click.argument("folder", metavar="DIR", callback=as_place)
+folder_argument = click.argument("folder", metavar="DIR", type=as_place)
 model_option = click.option(
     "--model", help="A sentence-transformers model: folder or name. [default: packaged MiniLM]"
 )
@@ -74,14 +71,48 @@ embedding_options = options(
 
 
 def open_model(
-    model: str | None, dtype: str | None, *, device: str | None, batch_size: int | None, cache: bool
+    model: str | None,
+    dtype: str | None,
+    made_by: ModelIdentity | None = None,
+    *,
+    device: str | None,
+    batch_size: int | None = None,
+    cache: bool = False,
 ) -> EmbeddingModel:
-    """Create the model, which the caller must close. It is loaded on first use."""
+    """Create the model, which the caller must close. It is loaded on first use.
+
+    Args:
+        model, dtype, device, batch_size, cache: The options of the command.
+        made_by: The model of an index: it gives the dtype, and the name unless that is an option.
+    """
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.encoding.embedding_cache import default_cache_path
 
+    if made_by is not None:
+        model, dtype = model or made_by.name, made_by.dtype
     path = default_cache_path() if cache else None
     return EmbeddingModel(model, dtype=dtype, device=device, batch_size=batch_size, cache=path)
+
+
+def open_retriever(
+    stack: ExitStack,
+    places: Sequence[Any],
+    mode: str,
+    model: str | None,
+    dtype: str | None = None,
+    **embedding: Any,
+) -> Any:
+    """Open indexes as one retriever, which the stack closes; without places, an empty one."""
+    made_by = load_manifest(places[0]).model if places else None
+    # A search by words needs no model, only the identity of the one that made the index.
+    known = made_by or ModelIdentity("none")
+    embedder: Any = SimpleNamespace(
+        identity=known, dimension=None, embed_query=None, embed_documents=None
+    )
+    if mode != "bm25":
+        embedder = stack.enter_context(open_model(model, dtype, made_by, **embedding))
+    make = partial(make_retriever, "torch", embedder, embedding["device"])
+    return open_indexes(places, embedder, make, stack) if places else stack.enter_context(make())
 
 
 def say(text: object) -> None:
@@ -97,7 +128,7 @@ def warn(text: object) -> None:
 def open_saved(place: Any) -> Any:
     """Open the store of an index to read its documents; the caller must close it."""
     if not isinstance(place, Path):
-        return places.open_database(place)
+        return open_database(place)
     from rag_demo.stores.local import LocalStore
     from rag_demo.stores.tensor_vectors import TensorVectors
 

@@ -6,25 +6,24 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import click
 
 from rag_demo.commands.options import (
-    as_place,
     device_option,
     explain,
     folder_argument,
     made_by_option,
     mode_option,
+    open_retriever,
     parse_conditions,
     top_k_option,
     warn,
     where_option,
 )
 from rag_demo.errors import RagDemoError
-from rag_demo.places import load_manifest, make_retriever, open_indexes
+from rag_demo.places import as_place, load_manifest
 
 _BATCH = 256  # queries from a pipe that are searched together
 
@@ -33,7 +32,7 @@ _BATCH = 256  # queries from a pipe that are searched together
 @folder_argument
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
 @click.option(
-    "--also", multiple=True, metavar="DIR", callback=as_place, help="Search another index too."
+    "--also", multiple=True, metavar="DIR", type=as_place, help="Search another index too."
 )
 @top_k_option
 @where_option(
@@ -79,8 +78,6 @@ def search(
     with tabs unless stdout is a terminal.
     """
     from rag_demo.console import print_results
-    from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.evaluate import NoEmbeddings
     from rag_demo.reranker import Reranker
 
     if not all(question.strip() for question in questions):
@@ -89,23 +86,16 @@ def search(
     source = ctx.get_parameter_source("mode")
     if min_score is not None and source is click.core.ParameterSource.DEFAULT:
         mode = "dense"
-    manifests = [load_manifest(each) for each in places]
-    for place, manifest in zip(places, manifests, strict=True):
-        if not manifest.finished:
+    for place in places:
+        if not load_manifest(place).finished:
             warn(f"{place} is incomplete, because the command that makes it was interrupted")
-    made_by: Any = manifests[0].model
     batches = _read_questions(questions)
     batch = next(batches, None)
     if batch is None:
         raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
     digits = 4 if mode == "hybrid" and rerank is None else 3
     with contextlib.ExitStack() as stack:
-        embedder: Any = NoEmbeddings(made_by)
-        if mode != "bm25":
-            name, dtype = model or (made_by and made_by.name), made_by and made_by.dtype
-            embedder = stack.enter_context(EmbeddingModel(name, device=device, dtype=dtype))
-        make = partial(make_retriever, "torch", embedder, device)
-        opened = open_indexes(places, embedder, make, stack)
+        opened = open_retriever(stack, places, mode, model, device=device)
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         while batch is not None:
             try:

@@ -6,7 +6,7 @@ import fnmatch
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +15,7 @@ _NEVER_READ = frozenset({"__pycache__", "node_modules"})
 
 TOO_LARGE = f"of more than {MOST_BYTES >> 20} MB"
 _NAMES = 10  # that are listed for a reason
+Skip = Callable[..., None]  # see `Skipped.add`
 
 
 class UnreadableError(Exception):
@@ -113,11 +114,9 @@ def open_file(path: Path) -> IO[bytes]:
         UnreadableError: The file is not regular.
         OSError: The file cannot be opened.
     """
-    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    if not stat.S_ISREG(path.stat().st_mode):
         raise UnreadableError("not a regular file")
-    return file
+    return path.open("rb")
 
 
 def read_bytes(file: IO[bytes]) -> bytes:

@@ -7,24 +7,23 @@ from collections.abc import Iterator
 from typing import IO
 
 from rag_demo.documents.document import Document
-from rag_demo.documents.files import MOST_BYTES, TOO_LARGE, UnreadableError
+from rag_demo.documents.files import MOST_BYTES, TOO_LARGE, Skip, UnreadableError
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.errors import short_repr
 
 
 def read_json_lines(
-    file: IO[bytes], *, text_field: str = "text", name: str, prefix: str = ""
-) -> Iterator[tuple[int, Document | str]]:
-    """Yield the number of each line, and its document or an error message.
-
-    Lines are read one by one.
+    file: IO[bytes], name: str, skip: Skip, text_field: str = "text", prefix: str = ""
+) -> Iterator[Document]:
+    """Yield the documents of lines, which are read one by one.
 
     Args:
         file: The lines.
-        text_field: The field with the text. ``title`` is put before the text. ``id`` or ``_id``,
-            a string or a number, is the document's id. All other fields are metadata.
         name: The name of the file, for the metadata's ``source``. A line without an id has the id
             "NAME#NUMBER".
+        skip: Called for a line that is not a document.
+        text_field: The field with the text. ``title`` is put before the text. ``id`` or ``_id``,
+            a string or a number, is the document's id. All other fields are metadata.
         prefix: The beginning of the other ids.
 
     Raises:
@@ -40,10 +39,11 @@ def read_json_lines(
             document = _document(line, number, text_field, name, prefix)
             if document.id in seen:
                 raise ValueError(f"the id {document.id!r} appears twice")
-            seen.add(document.id)
-            yield number, document
         except ValueError as error:
-            yield number, str(error)
+            skip(f"{name}:{number}", "not a document", error)
+        else:
+            seen.add(document.id)
+            yield document
 
 
 def _document(line: bytes, number: int, text_field: str, name: str, prefix: str) -> Document:
@@ -71,4 +71,6 @@ def _document(line: bytes, number: int, text_field: str, name: str, prefix: str)
     if isinstance(title, str) and title:
         text = f"{title}\n{text}"
     name = f"{name}#{number}" if key is None else f"{prefix}{key}"
-    return Document(name, text, checked_metadata(record, f"the id {short_repr(name)}"))
+    return Document(
+        name, text, checked_metadata({"line": number, **record}, f"the id {short_repr(name)}")
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import hashlib
 import io
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import IO, Any
 
 from rag_demo.documents.document import Document
 from rag_demo.documents.files import (
+    Skip,
     Skipped,
     UnreadableError,
     find_files,
@@ -29,7 +31,6 @@ from rag_demo.errors import SourceError
 __all__ = ["STDIN", "Document", "Reading", "Skipped", "read_source"]
 
 STDIN = "-"
-_Skip = Callable[..., None]  # see `Skipped.add`
 _WITH_HEADINGS = (".md", ".markdown", ".rst", ".html", ".htm", ".xhtml", ".ipynb")
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = ("", ".txt", ".text", ".py", ".pdf", *_WITH_HEADINGS, *_LINES)
@@ -61,13 +62,7 @@ class Reading:
 _DEFAULT = Reading()
 
 
-def read_source(
-    source: str,
-    skipped: Skipped,
-    reading: Reading = _DEFAULT,
-    *,
-    stdin: io.BufferedReader | None = None,
-) -> Iterator[Document]:
+def read_source(source: str, skipped: Skipped, reading: Reading = _DEFAULT) -> Iterator[Document]:
     """Read documents from a folder, a file or standard input.
 
     Time and memory are linear in the size of a file, which is at most `MOST_BYTES`. JSON lines are
@@ -79,7 +74,6 @@ def read_source(
             a notebook or a PDF; or `STDIN`, for text or JSON lines.
         skipped: Records what was skipped.
         reading: Options.
-        stdin: The stream for `STDIN`.
 
     Yields:
         The documents.
@@ -87,21 +81,16 @@ def read_source(
     Raises:
         SourceError: The source is missing or of an unsupported type, or a JSON line is invalid.
     """
-    if source == STDIN and stdin is not None:
-        return _read_stream(stdin, reading)
+    if source == STDIN:
+        return _read_stdin(reading)
     path = Path(source)
     if not source or not path.exists():
         raise SourceError(f"'{source}' does not exist; name a folder or a file")
-    if path.is_dir():
-        files = find_files(path, skipped, include=reading.include, exclude=reading.exclude)
-        found = (_read_file(file, name, skipped.add, reading, f"{name}#") for file, name in files)
-        return chain.from_iterable(found)
-    if not path.is_file():
-        raise SourceError(f"'{path}' is not a file or folder; pipe it to: rag-demo index -")
-    if path.suffix.lower() not in _SUFFIXES and not reading.include:
-        known = " ".join(suffix for suffix in _SUFFIXES if suffix)
-        raise SourceError(f"'{path}' has an unsupported file type; supported: {known}")
-    return _read_file(path, path.name, _refuse, reading, "")
+    if not path.is_dir():
+        return _read_file(path, path.name, _refuse, reading, "")
+    files = find_files(path, skipped, include=reading.include, exclude=reading.exclude)
+    found = (_read_file(file, name, skipped.add, reading, f"{name}#") for file, name in files)
+    return chain.from_iterable(found)
 
 
 def _refuse(name: str, reason: str, detail: object = "") -> None:
@@ -109,37 +98,31 @@ def _refuse(name: str, reason: str, detail: object = "") -> None:
 
 
 def _read_file(
-    path: Path, name: str, skip: _Skip, reading: Reading, prefix: str
+    path: Path, name: str, skip: Skip, reading: Reading, prefix: str
 ) -> Iterator[Document]:
     """Read a file, and call ``skip`` for what cannot be read."""
     place, suffix = full_path(path), path.suffix.lower()
     if suffix not in _SUFFIXES and not reading.include:
         skip(name, "of an unsupported type")
         return
+    # Lines of a single file belong to no file: another one with an id replaces it.
+    owner = None if suffix in _LINES and not prefix else place
     try:
         with open_file(path) as file:
+            found: Iterable[Document]
             if suffix in _LINES:
-                # Lines of a single file belong to no file: another one with an id replaces it.
-                owner = place if prefix else None
-                for document in _read_lines(file, name, skip, reading, prefix):
-                    yield _with_path(document, place)._replace(file=owner)
-            else:
-                found = list(_read_passages(file, name, suffix, reading))
-                for document in found:
-                    yield _with_path(document, place)._replace(file=place)
-                if not found:
-                    skip(name, "without text")
+                found = read_json_lines(file, name, skip, reading.text_field, prefix)
+            elif not (found := list(_read_passages(file, name, suffix, reading))):
+                skip(name, "without text")
+            for document in found:
+                yield document._replace(metadata={"path": place, **document.metadata}, file=owner)
     except OSError as error:
         skip(name, "unreadable", error.strerror)
     except UnreadableError as error:
         skip(name, *error.args)
     else:
-        if prefix or suffix not in _LINES:
+        if owner is not None:
             reading.on_read(place)
-
-
-def _with_path(document: Document, path: str) -> Document:
-    return document._replace(metadata={"path": path, **document.metadata})
 
 
 def _read_passages(file: IO[bytes], name: str, suffix: str, reading: Reading) -> Iterator[Document]:
@@ -160,24 +143,14 @@ def _read_passages(file: IO[bytes], name: str, suffix: str, reading: Reading) ->
         yield Document(f"{name}#{start}", text[start:stop], metadata)
 
 
-def _read_lines(
-    file: IO[bytes], name: str, skip: _Skip, reading: Reading, prefix: str = ""
-) -> Iterator[Document]:
-    lines = read_json_lines(file, text_field=reading.text_field, name=name, prefix=prefix)
-    for number, found in lines:
-        if isinstance(found, Document):
-            yield found._replace(metadata={"line": number, **found.metadata})
-        else:
-            skip(f"{name}:{number}", "not a document", found)
-
-
-def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Document]:
-    """Read JSON lines if the stream begins with "{", else one text."""
+def _read_stdin(reading: Reading) -> Iterator[Document]:
+    """Read JSON lines if standard input begins with "{", else one text."""
+    stdin: Any = io.BufferedReader(sys.stdin.buffer)
     try:
-        if stream.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-            yield from _read_lines(stream, "stdin", _refuse, reading)
+        if stdin.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+            yield from read_json_lines(stdin, "stdin", _refuse, reading.text_field)
             return
-        content = read_bytes(stream)
+        content = read_bytes(stdin)
         # The name depends on the content, so that another text gets another name.
         name = f"stdin-{hashlib.sha256(content).hexdigest()[:8]}"
         for document in _read_passages(io.BytesIO(content), name, ".md", reading):

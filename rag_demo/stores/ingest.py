@@ -253,7 +253,7 @@ def exit_on_sigterm() -> AbstractContextManager[object]:
 
 
 def _other(folder: object, what: str) -> OtherIndexError:
-    return OtherIndexError(f"'{folder}' holds {what}; name another folder, or replace the index")
+    return OtherIndexError(f"'{folder}' holds {what}; name another folder, or --yes")
 
 
 def _new_of(batch: list[Document], writer: Any) -> list[Document]:
