@@ -46,9 +46,8 @@ def progress(
 def print_results(
     query: str,
     results: Sequence[SearchResult],
-    *,
-    digits: int = 3,
     as_json: bool = False,
+    *,
     with_query: bool = False,
 ) -> None:
     """Print the results of a query on stdout: for a terminal, or a line with tabs for each.
@@ -56,7 +55,6 @@ def print_results(
     Args:
         query: The query.
         results: The results.
-        digits: Decimals of scores; sums of reciprocal ranks are small.
         as_json: Whether to print one line of JSON instead.
         with_query: Whether plain lines begin with the query. On a terminal, they always do.
     """
@@ -64,14 +62,14 @@ def print_results(
         records = [{**result._asdict(), "place": _place(result)} for result in results]
         click.echo(json.dumps({"question": query, "results": records}))
         return
-    form, most = "{}\t{:.{}f}\t{}\t{}", None
+    form, most = "{}\t{:.4g}\t{}\t{}", None
     if sys.stdout.isatty():
-        form, most, with_query = "{:>3}  {:.{}f}  {}\n     {}", _SHOWN_CHARS, True
+        form, most, with_query = "{:>3}  {:.4g}  {}\n     {}", _SHOWN_CHARS, True
     if with_query:
         click.echo(f"# {on_one_line(query)}")
     for each in results:
         text = on_one_line(each.text[slice(*(each.passage or (None,)))])[:most]
-        click.echo(form.format(each.rank, each.score, digits, on_one_line(_place(each)), text))
+        click.echo(form.format(each.rank, each.score, on_one_line(_place(each)), text))
     if not results:
         click.echo(f"rag-demo: nothing was found for: {on_one_line(query)}", err=True)
 

@@ -16,17 +16,16 @@ from rag_demo.errors import RagDemoError
 from rag_demo.service.command import serve
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    commands=[
+        *(index, add, delete, search, get, list_texts, serve),
+        *(info, verify, snapshot, evaluate, demo),
+    ],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="torch-cleanup")
 def cli() -> None:
     """Index texts and search them."""
-
-
-for _command in (
-    *(index, add, delete, search, get, list_texts, serve),
-    *(info, verify, snapshot, evaluate, demo),
-):
-    cli.add_command(_command)
 
 
 class _WarningHandler(logging.Handler):

@@ -48,7 +48,7 @@ def demo(top_k: int) -> None:
             ids, texts, metadata, _ = zip(*documents, strict=True)
             retriever.add(texts, metadata, ids, on_progress=advance)
         for question in QUESTIONS:
-            print_results(question, retriever.search(question, top_k=top_k), digits=4)
+            print_results(question, retriever.search(question, top_k=top_k))
     report = scope.report
     if report is not None:
         before, after = report.before.host.rss_bytes, report.after.host.rss_bytes

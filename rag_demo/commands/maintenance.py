@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -134,9 +133,6 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     say(f"deleted {deleted} text{'s' * (deleted != 1)} from {folder}; {remaining} remain")
 
 
-_LATEST = "latest"
-
-
 @click.command()
 @folder_argument
 @click.option(
@@ -158,17 +154,14 @@ def snapshot(folder: Path, folder_of_snapshots: Path) -> None:
     folder_of_snapshots.mkdir(parents=True, exist_ok=True)
     numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
     target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"
-    unfinished = folder_of_snapshots / f".{target.name}-{os.getpid()}"
-    try:
-        with exit_on_sigterm(), contextlib.closing(open_saved(folder)) as store:
-            store.save(unfinished, store.manifest.model)
-            count = store.count
-            unfinished.rename(target)
-    except OSError as error:
-        raise RagDemoError(f"'{target}' cannot be made: {error}; try again") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    link = folder_of_snapshots / f".{_LATEST}-{os.getpid()}"
-    link.symlink_to(target.name)
-    link.replace(folder_of_snapshots / _LATEST)
-    say(f"{target}: {count} texts")
+    with (
+        exit_on_sigterm(),
+        TemporaryDirectory(prefix=f".{target.name}-", dir=folder_of_snapshots) as unfinished,
+        contextlib.closing(open_saved(folder)) as store,
+    ):
+        index, link = Path(unfinished, "index"), Path(unfinished, "latest")
+        store.save(index, store.manifest.model)
+        index.rename(target)
+        link.symlink_to(target.name)
+        link.replace(folder_of_snapshots / link.name)
+        say(f"{target}: {store.count} texts")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -137,8 +138,8 @@ def open_saved(place: Any) -> Any:
     return store
 
 
-_CONDITION = re.compile(r"\s*([^=<>!~]+?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.DOTALL)
-_OPERATORS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "~": "$contains"}
+_CONDITION = re.compile(r"\s*([^$=<>!~][^=<>!~]*?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.DOTALL)
+_OPERATORS = {"!=": "$nin", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "~": "$contains"}
 
 
 def where_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -146,7 +147,7 @@ def where_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return click.option("--where", "conditions", multiple=True, metavar="CONDITION", help=text)
 
 
-def parse_conditions(conditions: Sequence[str]) -> dict[str, dict[str, Any]] | None:
+def parse_conditions(conditions: Sequence[str]) -> dict[str, Any] | None:
     """Make a filter of conditions that must all hold. Without conditions, return None.
 
     The operators are ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=`` and ``~``: a list has the value,
@@ -155,9 +156,10 @@ def parse_conditions(conditions: Sequence[str]) -> dict[str, dict[str, Any]] | N
     operator must be in double quotes. Several values for ``=`` of one key are alternatives.
 
     Raises:
-        click.BadParameter: A condition is invalid, or two conditions conflict.
+        click.BadParameter: A condition is invalid.
     """
-    where: dict[str, dict[str, Any]] = {}
+    filters: list[dict[str, Any]] = []
+    alternatives: dict[str, list[Any]] = {}
     for condition in conditions:
         found = _CONDITION.fullmatch(condition)
         if found is None:
@@ -166,20 +168,15 @@ def parse_conditions(conditions: Sequence[str]) -> dict[str, dict[str, Any]] | N
                 "put a value that begins with an operator in double quotes"
             )
         key, sign, value = found[1], found[2], found[3].strip()
-        if not value and sign in _OPERATORS:
+        values = [_typed(value), value]
+        if not value and sign not in ("=", "!="):
             raise click.BadParameter(f"{condition!r} has no value after {sign}")
-        if key.startswith("$"):
-            raise click.BadParameter(f"{condition!r}: a key of metadata cannot be {key!r}")
-        wanted, of_key = _typed(value), where.setdefault(key, {})
-        if sign in _OPERATORS:
-            if _OPERATORS[sign] in of_key:
-                raise click.BadParameter(
-                    f"{condition!r}: --where has two conditions with {sign} for {key!r}; keep one"
-                )
-            of_key[_OPERATORS[sign]] = wanted
+        if sign == "=":
+            alternatives.setdefault(key, []).extend(values)
         else:
-            of_key.setdefault("$in" if sign == "=" else "$nin", []).extend({wanted, value})
-    return where or None
+            filters.append({key: {_OPERATORS[sign]: values if sign == "!=" else values[0]}})
+    filters += [{key: {"$in": values}} for key, values in alternatives.items()]
+    return {"$and": filters} if filters else None
 
 
 def _typed(value: str) -> str | int | float | bool:
@@ -190,22 +187,22 @@ def _typed(value: str) -> str | int | float | bool:
     return typed if isinstance(typed, (str, int, float)) else value
 
 
-def explain(where: Mapping[str, Mapping[str, Any]], places: Sequence[Any]) -> None:
+def explain(where: Mapping[str, Any], places: Sequence[Any]) -> None:
     """Warn of conditions that no document of some indexes can fulfil."""
     from rag_demo.stores.filters import COMPARISONS, TEXT, encode
 
-    kinds: dict[str, set[int]] = {}
+    kinds: defaultdict[str, set[int]] = defaultdict(set)
     for place in places:
         with contextlib.closing(open_saved(place)) as saved:
             for key, found in saved.kinds().items():
-                kinds[key] = kinds.get(key, set()) | found
-    for key, conditions in where.items():
+                kinds[key] |= found
+    keys = (
+        f"the keys are: {', '.join(sorted(kinds))}" if kinds else "the documents have no metadata"
+    )
+    for each in where["$and"]:
+        ((key, condition),) = each.items()
+        ((name, wanted),) = condition.items()
         if key not in kinds:
-            known = ", ".join(sorted(kinds))
-            keys = f"the keys are: {known}" if kinds else "the documents have no metadata"
             warn(f"no document has the metadata key {key!r}; {keys}")
-            continue
-        for name, wanted in conditions.items():
-            is_text = name in COMPARISONS and encode(wanted)[0] == TEXT
-            if is_text and TEXT not in kinds[key]:
-                warn(f"{key!r} is compared with {wanted!r}, but no document has text there")
+        elif name in COMPARISONS and encode(wanted)[0] == TEXT and TEXT not in kinds[key]:
+            warn(f"{key!r} is compared with {wanted!r}, but no document has text there")

@@ -89,15 +89,10 @@ def search(
     for place in places:
         if not load_manifest(place).finished:
             warn(f"{place} is incomplete, because the command that makes it was interrupted")
-    batches = _read_questions(questions)
-    batch = next(batches, None)
-    if batch is None:
-        raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
-    digits = 4 if mode == "hybrid" and rerank is None else 3
     with contextlib.ExitStack() as stack:
         opened = open_retriever(stack, places, mode, model, device=device)
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
-        while batch is not None:
+        for batch in _read_questions(questions):
             try:
                 found = opened.search_batch(
                     batch, top_k, min_score, where, mode, weights=weights, rerank=reranker
@@ -107,19 +102,23 @@ def search(
             if where is not None and not any(found):
                 explain(where, places)
             for question, results in zip(batch, found, strict=True):
-                print_results(
-                    question, results, digits=digits, as_json=as_json,
-                    with_query=len(questions) != 1,
-                )  # fmt: skip
-            batch = next(batches, None)
+                print_results(question, results, as_json, with_query=len(questions) != 1)
 
 
 def _read_questions(questions: Sequence[str]) -> Iterator[list[str]]:
-    """Yield batches of questions."""
+    """Yield batches of questions.
+
+    Raises:
+        RagDemoError: There is no question.
+    """
     if questions:
         yield list(questions)
         return
-    lines = (line.strip().lstrip("\ufeff") for line in sys.stdin if line.strip())
+    lines: Iterator[str] = (line.strip().lstrip("\ufeff") for line in sys.stdin if line.strip())
+    first = list(itertools.islice(lines, 1))
+    if not first:
+        raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
+    lines = itertools.chain(first, lines)
     size = 1 if sys.stdin.isatty() else _BATCH
     while batch := list(itertools.islice(lines, size)):
         yield batch
