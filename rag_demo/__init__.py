@@ -45,13 +45,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    try:
-        return getattr(import_module(f"{__name__}.{module}"), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == __name__:
-            raise
-        from rag_demo.errors import HOW_TO_INSTALL
+    from rag_demo.errors import required
 
-        raise ModuleNotFoundError(
-            f"{name} needs {error.name}; {HOW_TO_INSTALL}", name=error.name
-        ) from None
+    with required(name, ModuleNotFoundError):
+        return getattr(import_module(f"{__name__}.{module}"), name)

@@ -103,11 +103,8 @@ class EmbeddingModel(Resource):
                 raise error(f"{what} must be a positive whole number, got {value!r}")
         if dtype not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f'dtype must be "float32", "bfloat16" or "float16", got {dtype!r}')
-        for kind, prompt in (prompts or {}).items():
-            if kind not in ("query", "document") or not isinstance(prompt, str):
-                raise ValueError(
-                    f'prompts must map "query" or "document" to str, got {kind!r}: {prompt!r}'
-                )
+        if not {"query", "document"}.issuperset(prompts or {}):
+            raise ValueError(f'prompts must map "query" or "document" to str, got {prompts!r}')
         self.name = str(model_name_or_path or DEFAULT_MODEL)
         self._is_default = model_name_or_path in (None, DEFAULT_MODEL)
         self.device = device
@@ -138,7 +135,7 @@ class EmbeddingModel(Resource):
         """
         with self._in_use:
             if self._identity is None:
-                self._identity = self._identify(self._path())
+                self._identity = self._find()[1]
             if self._identity.fingerprint is None and not self.is_loaded:
                 self._loaded()
             return self._identity
@@ -184,13 +181,13 @@ class EmbeddingModel(Resource):
             self.ensure_open()
             if self._encoder is not None:
                 return False
-            path = self._path()
-            expected = self._identity or self._identify(path)
+            path, found = self._find()
+            expected = self._identity or found
             self.device = self.device or get_optimal_device()
             self._encoder = load_encoder(
                 path, self.device, self._dtype, self.prompts, self._trust_remote_code
             )
-            found = self._identify(path)
+            found = self._find()[1]
             if expected.fingerprint and not found.is_same(expected):
                 self.unload_model()
                 raise ModelError(
@@ -268,7 +265,7 @@ class EmbeddingModel(Resource):
             encoder, dimension = self._loaded(), self.dimension
         vectors = np.empty((len(texts), dimension), np.float32)
         keys = self._keys(texts, kind)
-        known = self._cache.get([*{*keys}], dimension) if self._cache and keys else {}
+        known = self._cache.get(keys, dimension) if self._cache and keys else {}
         missing = [row for row in range(len(texts)) if not keys or keys[row] not in known]
         for row in {*range(len(texts))}.difference(missing):
             vectors[row] = known[keys[row]]
@@ -314,21 +311,21 @@ class EmbeddingModel(Resource):
         computed = f"{self._dtype} {self.device}"
         if kind in self.prompts:
             computed += f" {self.prompts[kind]}"
-        return [make_key(fingerprint.encode(), computed, kind, text) for text in texts]
+        return [make_key(fingerprint, computed, kind, text) for text in texts]
 
-    def _path(self) -> str:
-        return str(packaged_model()) if self._is_default else self.name
-
-    def _identify(self, path: str) -> ModelIdentity:
-        folder = Path(path)  # The hub has no names that begin with a slash.
-        is_folder = folder.is_dir() or folder.is_absolute()
-        if is_folder and not any((folder / each).exists() for each in _MODEL_FILES):
-            raise ModelError(
-                f"no model in the folder {path!r} (neither config.json nor modules.json); {_MOVED}"
-            )
+    def _find(self) -> tuple[str, ModelIdentity]:
+        """Return the folder or the name on the hub, and the identity."""
         try:
+            path = str(packaged_model()) if self._is_default else self.name
+            folder = Path(path)  # The hub has no names that begin with a slash.
+            is_folder = folder.is_dir() or folder.is_absolute()
+            if is_folder and not any((folder / each).exists() for each in _MODEL_FILES):
+                raise ModelError(
+                    f"no model in the folder {path!r} (neither config.json nor modules.json); "
+                    f"{_MOVED}"
+                )
             found = identify(path, self._dtype, DEFAULT_MODEL if self._is_default else None)
-            return found.with_options(self.prompts.get("document"), self.truncate_dim)
+            return path, found.with_options(self.prompts.get("document"), self.truncate_dim)
         except OSError as error:
             raise ModelError(f"the model {self.name!r} cannot be read: {error}") from error
 

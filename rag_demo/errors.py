@@ -117,7 +117,7 @@ def required(
     how = f"install it with: pip install '.[{extra}]', in a clone of torch-cleanup"
     try:
         yield
-    except ImportError as missing:
+    except ModuleNotFoundError as missing:
         reason = f"{what} needs {missing.name}; {how if extra else HOW_TO_INSTALL}"
         raise error(reason) from None
 

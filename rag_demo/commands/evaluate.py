@@ -37,13 +37,7 @@ from rag_demo.places import as_place
 @model_option
 @embedding_options
 def evaluate(
-    folder: Path,
-    places: tuple[Any, ...],
-    mode: str,
-    dtype: str,
-    split: str,
-    model: str | None,
-    **embedding: Any,
+    folder: Path, places: tuple[Any, ...], mode: str, split: str, **embedding: Any
 ) -> None:
     """Measure retrieval quality on the judged collection in PATH.
 
@@ -56,7 +50,7 @@ def evaluate(
 
     collection = read_beir(folder, split)
     with contextlib.ExitStack() as stack:
-        retriever = open_retriever(stack, places, mode, model, dtype, **embedding)
+        retriever = open_retriever(stack, places, mode, **embedding)
         if not places:
             ids, texts, metadata, _ = zip(*collection.documents, strict=True)
             vectors = np.ones((len(ids), 1)) if mode == "bm25" else None

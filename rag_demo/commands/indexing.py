@@ -81,33 +81,23 @@ _reading_options = options(
 @click.option("--actors", type=click.IntRange(1), help="Actors of Ray. [default: one per CPU]")
 @click.option("--yes", is_flag=True, help="Replace an index of another source or model.")
 def index(
-    source: str,
-    out: Any,
-    model: str | None,
-    dtype: str,
-    language: str | None,
-    on: str,
-    address: str | None,
-    actors: int | None,
-    yes: bool,
-    **more: Any,
+    source: str, out: Any, language: str | None, on: str, yes: bool, **embedding: Any
 ) -> None:
     """Create an index of SOURCE, or update it.
 
     SOURCE is a folder, a file, or - for standard input. It reads text, Markdown,
     reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
     """
-    embedding, skipped = _pop_embedding(more), Skipped()
-    name, documents = _read(source, skipped, **more)
+    reading, skipped = _pop_reading(embedding), Skipped()
+    name, documents = _read(source, skipped, **reading)
+    ray = {name: embedding.pop(name) for name in ("address", "actors")}
     if on == "ray":
         from rag_demo.ray_embedder import RayEmbedder
 
-        size = embedding["batch_size"]
-        embedder: Any = RayEmbedder(
-            address=address, actors=actors, model_name_or_path=model, dtype=dtype, batch_size=size
-        )
+        ray |= {name: embedding[name] for name in ("dtype", "batch_size")}
+        embedder: Any = RayEmbedder(model_name_or_path=embedding["model"], **ray)
     else:
-        embedder = open_model(model, dtype, **embedding)
+        embedder = open_model(**embedding)
     with embedder:
         reused = _ingest(documents, embedder, out, source=name, replace=yes, language=language)
     known = f", {reused} of them unchanged" if reused else ""
@@ -123,19 +113,19 @@ def index(
 @_reading_options
 @made_by_option
 @embedding_options
-def add(folder: Any, source: str, model: str | None, **more: Any) -> None:
+def add(folder: Any, source: str, **embedding: Any) -> None:
     """Add SOURCE to the index in DIR.
 
     A file that was added before is replaced, and so is a text with the same id.
     """
     from rag_demo.encoding.model_identity import refuse_other_model
 
-    embedding, skipped = _pop_embedding(more), Skipped()
+    reading, skipped = _pop_reading(embedding), Skipped()
     files: set[str] = set()  # read to their end
     with contextlib.ExitStack() as stack:
         earlier = stack.enter_context(contextlib.closing(open_saved(folder)))
         manifest = earlier.manifest  # All is decided on this state.
-        name, documents = _read(source, skipped, on_read=files.add, **more)
+        name, documents = _read(source, skipped, on_read=files.add, **reading)
         sources = (manifest.source or _UNKNOWN).split(_AND)
         together = _AND.join(dict.fromkeys([*sources, name]))
         if not manifest.finished and manifest.source != together:
@@ -156,7 +146,7 @@ def add(folder: Any, source: str, model: str | None, **more: Any) -> None:
             known = earlier.files_in(f"{full_path(source)}{os.sep}")
             return files | {file for file in known if not Path(file).exists()}
 
-        embedder = stack.enter_context(open_model(model, None, manifest.model, **embedding))
+        embedder = stack.enter_context(open_model(made_by=manifest.model, **embedding))
         if manifest.model is not None:
             refuse_other_model(folder, manifest.model, embedder.identity)
         _ingest(
@@ -169,8 +159,10 @@ def add(folder: Any, source: str, model: str | None, **more: Any) -> None:
         warn(skipped)
 
 
-def _pop_embedding(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: options.pop(name) for name in ("device", "batch_size", "cache")}
+def _pop_reading(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of `_reading_options` out of those of a command."""
+    names = ("include", "exclude", "chunk_size", "chunk_overlap", "text_field")
+    return {name: options.pop(name) for name in names}
 
 
 def _read(source: str, skipped: Skipped, **reading: Any) -> tuple[str, Iterator[Document]]:

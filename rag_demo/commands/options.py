@@ -73,18 +73,17 @@ embedding_options = options(
 
 def open_model(
     model: str | None,
-    dtype: str | None,
-    made_by: ModelIdentity | None = None,
-    *,
-    device: str | None,
-    batch_size: int | None = None,
+    dtype: str | None = None,
     cache: bool = False,
+    made_by: ModelIdentity | None = None,
+    **options: Any,
 ) -> EmbeddingModel:
     """Create the model, which the caller must close. It is loaded on first use.
 
     Args:
-        model, dtype, device, batch_size, cache: The options of the command.
+        model, dtype, cache: The options of the command.
         made_by: The model of an index: it gives the dtype, and the name unless that is an option.
+        options: Options of `EmbeddingModel`.
     """
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.encoding.embedding_cache import default_cache_path
@@ -92,17 +91,10 @@ def open_model(
     if made_by is not None:
         model, dtype = model or made_by.name, made_by.dtype
     path = default_cache_path() if cache else None
-    return EmbeddingModel(model, dtype=dtype, device=device, batch_size=batch_size, cache=path)
+    return EmbeddingModel(model, dtype=dtype, cache=path, **options)
 
 
-def open_retriever(
-    stack: ExitStack,
-    places: Sequence[Any],
-    mode: str,
-    model: str | None,
-    dtype: str | None = None,
-    **embedding: Any,
-) -> Any:
+def open_retriever(stack: ExitStack, places: Sequence[Any], mode: str, **embedding: Any) -> Any:
     """Open indexes as one retriever, which the stack closes; without places, an empty one."""
     made_by = load_manifest(places[0]).model if places else None
     # A search by words needs no model, only the identity of the one that made the index.
@@ -111,7 +103,7 @@ def open_retriever(
         identity=known, dimension=None, embed_query=None, embed_documents=None
     )
     if mode != "bm25":
-        embedder = stack.enter_context(open_model(model, dtype, made_by, **embedding))
+        embedder = stack.enter_context(open_model(made_by=made_by, **embedding))
     make = partial(make_retriever, "torch", embedder, embedding["device"])
     return open_indexes(places, embedder, make, stack) if places else stack.enter_context(make())
 

@@ -90,7 +90,7 @@ def search(
         if not load_manifest(place).finished:
             warn(f"{place} is incomplete, because the command that makes it was interrupted")
     with contextlib.ExitStack() as stack:
-        opened = open_retriever(stack, places, mode, model, device=device)
+        opened = open_retriever(stack, places, mode, model=model, device=device)
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         for batch in _read_questions(questions):
             try:

@@ -74,7 +74,7 @@ def _parts(page: str) -> Iterator[tuple[str, dict[str, Any]]]:
             place = {**place, "line": element.sourceline or place["line"]}
             if anchor := element.get("id"):
                 place["anchor"] = anchor
-        if opens and tag in _HIDDEN:
+        if is_hidden := opens and tag in _HIDDEN:
             walker.skip_subtree()
         preformatted += (tag == "pre") * (1 if opens else -1)
         if tag not in _INLINE:
@@ -82,9 +82,7 @@ def _parts(page: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield "\n\n", place
                 is_broken = is_spaced = True
             mark = f"{'#' * int(tag[1])} " if opens and _HEADING.fullmatch(tag) else ""
-        text = (element.text if opens else element.tail) or ""
-        if tag in _HIDDEN and opens:
-            text = ""
+        text = "" if is_hidden else (element.text if opens else element.tail) or ""
         if not preformatted:
             text = _SPACES.sub(" ", text)
             text = text.lstrip() if is_spaced else text

@@ -48,19 +48,15 @@ def read_json_lines(
 
 def _document(line: bytes, number: int, text_field: str, name: str, prefix: str) -> Document:
     try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        record = json.loads(text)
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8 text") from None
+        record = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ValueError(f'expected an object with a string "{text_field}"')
-    if not isinstance(record.get(text_field), str):
-        fields = f"its fields are {short_repr(', '.join(record))}" if record else "it has no fields"
+    if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
+        is_object = isinstance(record, dict)
+        found = f"the fields {', '.join(record)}" if is_object else type(record).__name__
         raise ValueError(
-            f'expected an object with a string "{text_field}"; {fields}; '
-            "name the one with the text: --text-field"
+            f'expected an object with a string "{text_field}", got {short_repr(found)}; '
+            "name the field with the text: --text-field"
         )
     keys = [record.pop(name, None) for name in ("id", "_id")]
     key = next((each for each in keys if each is not None), None)

@@ -204,11 +204,9 @@ def _unpacked(hidden: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
 def _json(path: Path, default: Any = None) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if default is None:
-            raise UnsupportedModelError(f"it has no {path.name}") from None
-        return default
     except (OSError, ValueError) as error:
+        if default is not None and isinstance(error, FileNotFoundError):
+            return default
         raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from None
 
 

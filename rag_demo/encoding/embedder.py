@@ -69,20 +69,19 @@ class Embedder:
     @property
     def identity(self) -> ModelIdentity:
         """The identity. A saved index opens only with the model that made it."""
-        identity = getattr(self._model, "identity", None)
-        if isinstance(identity, ModelIdentity):
-            return identity
-        name = getattr(self._model, "name", None)
-        if isinstance(name, str):
-            return ModelIdentity(name)
+        if known := self.known_identity:
+            return known
         probe = np.ravel(np.asarray(self._model.embed_query(_PROBE), float))
         return ModelIdentity(type(self._model).__name__, probe=tuple(probe.round(6).tolist()))
 
     @property
     def known_identity(self) -> ModelIdentity | None:
         """The identity; None if it takes an embedding to know it."""
-        is_known = isinstance(getattr(self._model, "name", None), str)
-        return self.identity if is_known or hasattr(self._model, "identity") else None
+        identity = getattr(self._model, "identity", None)
+        if isinstance(identity, ModelIdentity):
+            return identity
+        name = getattr(self._model, "name", None)
+        return ModelIdentity(name) if isinstance(name, str) else None
 
     def lengths(self, texts: Sequence[str]) -> Sequence[float]:
         """Return the length of each text as a document, divided by what the model reads."""

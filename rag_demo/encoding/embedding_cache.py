@@ -13,7 +13,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +21,9 @@ from rag_demo.database import Database
 from rag_demo.vectors import Vectors
 
 BUSY_S = 1.0  # how long to wait for another process's lock
-_BATCH = 500  # keys of one statement
 _COLUMNS = "embeddings (key BLOB PRIMARY KEY, vector BLOB)"
+_SELECT = "SELECT vector FROM embeddings WHERE key = ?"
 _OTHERS = f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND sql != 'CREATE TABLE {_COLUMNS}'"
-
-_Result = TypeVar("_Result")
 
 log = logging.getLogger("rag_demo")
 
@@ -54,19 +52,15 @@ class EmbeddingCache:
         """
 
         def read(connection: sqlite3.Connection) -> dict[bytes, Vectors]:
-            found: dict[bytes, bytes] = {}
-            for start in range(0, len(keys), _BATCH):
-                batch = keys[start : start + _BATCH]
-                marks = ",".join("?" * len(batch))
-                query = f"SELECT key, vector FROM embeddings WHERE key IN ({marks})"
-                found.update(connection.execute(query, batch))
-            return {
-                key: np.frombuffer(data[:-4], np.float32)
-                for key, data in found.items()
-                if len(data) == 4 * dimension + 4 and data == _sealed(key, data[:-4])
-            }
+            found: dict[bytes, Vectors] = {}
+            for key in keys:
+                for (data,) in connection.execute(_SELECT, (key,)):
+                    if len(data) == 4 * dimension + 4 and data == _sealed(key, data[:-4]):
+                        found[key] = np.frombuffer(data[:-4], np.float32)
+            return found
 
-        return self._try(read) or {}
+        vectors: dict[bytes, Vectors] = self._try(read) or {}
+        return vectors
 
     def put(self, keys: Sequence[bytes], vectors: Vectors) -> None:
         """Store vectors.
@@ -88,7 +82,7 @@ class EmbeddingCache:
         """Close the file. It is opened again when it is needed."""
         self._database.close()
 
-    def _try(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
+    def _try(self, action: Callable[[sqlite3.Connection], Any]) -> Any:
         """Call a function with the connection. Return None if the cache cannot be used."""
         try:
             if self._is_usable:
@@ -122,12 +116,13 @@ def _sealed(key: bytes, data: bytes) -> bytes:
     return data + zlib.crc32(data, zlib.crc32(key)).to_bytes(4, "little")
 
 
-def make_key(model: bytes, dtype: str, kind: str, text: str) -> bytes:
+def make_key(model: str, dtype: str, kind: str, text: str) -> bytes:
     """Return the key of one text: 16 bytes."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (model, dtype.encode(), kind.encode(), text.encode("utf-8", "surrogatepass")):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
+    for part in (model, dtype, kind, text):
+        content = part.encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
     return digest.digest()
 
 

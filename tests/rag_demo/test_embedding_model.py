@@ -134,7 +134,7 @@ with EmbeddingModel() as model:
     ("files", "said"),
     [
         (["__init__.py", "model/model.safetensors"], "is not the published"),
-        (["__init__.py"], "cannot be read: No such file"),
+        (["__init__.py"], "cannot be read: [Errno 2] No such file"),
     ],
 )
 def test_changed_or_incomplete_packaged_weights_are_refused(
