@@ -44,11 +44,7 @@ def progress(
 
 
 def print_results(
-    query: str,
-    results: Sequence[SearchResult],
-    as_json: bool = False,
-    *,
-    with_query: bool = False,
+    query: str, results: Sequence[SearchResult], as_json: bool = False, *, with_query: bool = False
 ) -> None:
     """Print the results of a query on stdout: for a terminal, or a line with tabs for each.
 

@@ -19,12 +19,7 @@ import numpy as np
 
 from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
 from rag_demo.encoding.encoder import Kind, SentenceTransformersEncoder, loading, packed
-from rag_demo.encoding.model_identity import (
-    DEFAULT_MODEL,
-    ModelIdentity,
-    identify,
-    packaged_model,
-)
+from rag_demo.encoding.model_identity import DEFAULT_MODEL, ModelIdentity, identify, packaged_model
 from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError, checked_texts
 from rag_demo.vectors import Vectors, shortened
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
@@ -367,7 +362,7 @@ def load_encoder(
                 return BertEncoder(Path(path), *options)
             except UnsupportedModelError as why:
                 log.debug("%s is run by sentence-transformers: %s", path, why)
-        return SentenceTransformersEncoder(path, *options, trust_remote_code)
+        return SentenceTransformersEncoder(path, *options, trust_remote_code=trust_remote_code)
 
 
 def _encodable(text: str) -> str:

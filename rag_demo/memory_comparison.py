@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
@@ -64,11 +64,8 @@ def measure_release(method: str) -> MemoryRelease:
     return MemoryRelease(method, grown, shrunk, taken.median_s)
 
 
-def compare_releases(on_progress: Callable[[int], object]) -> list[MemoryRelease]:
-    """Run each of `METHODS` in a process of its own; call ``on_progress`` with 1 after each."""
-    found = []
+def compare_releases() -> Iterator[MemoryRelease]:
+    """Run each of `METHODS` in a process of its own."""
     for method in METHODS:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            found.append(process.submit(measure_release, method).result())
-        on_progress(1)
-    return found
+            yield process.submit(measure_release, method).result()

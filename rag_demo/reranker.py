@@ -104,8 +104,7 @@ class Reranker(Resource):
                 )
             architectures = getattr(self._encoder.config, "architectures", None) or [""]
             if architectures[0].endswith("Model"):
-                encoder, self._encoder = self._encoder, None
-                release(encoder)
+                self._release()
                 raise ModelError(
                     f"{self.name!r} is a {architectures[0]}, which has no layer for scores; name a "
                     "cross-encoder, such as cross-encoder/ms-marco-MiniLM-L6-v2"

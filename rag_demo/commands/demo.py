@@ -23,7 +23,7 @@ def demo(top_k: int) -> None:
     from rag_demo.console import print_results, progress
     from rag_demo.documents.sources import Reading, Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.memory_comparison import METHODS, compare_releases
+    from rag_demo.memory_comparison import compare_releases
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from torch_utils import SafePyTorchCleanup
     from torch_utils.report import format_bytes
@@ -32,10 +32,8 @@ def demo(top_k: int) -> None:
     if not folder.is_dir():
         raise RagDemoError("the demo reads the folder docs; run it in a clone of torch-cleanup")
     say("releasing the same model by three methods, each in a process of its own ...")
-    with progress("releasing", len(METHODS)) as advance:
-        releases = compare_releases(advance)
     say(f"{'method':30} memory taken, given back, in")
-    for each in releases:
+    for each in compare_releases():
         taken, returned = format_bytes(each.taken_bytes), format_bytes(each.returned_bytes)
         share, ms = each.returned_bytes / each.taken_bytes, each.seconds * 1e3
         say(f" {each.method:30} {taken}, {returned} ({share:.0%}), {ms:.1f} ms")
@@ -49,11 +47,4 @@ def demo(top_k: int) -> None:
             retriever.add(texts, metadata, ids, on_progress=advance)
         for question in QUESTIONS:
             print_results(question, retriever.search(question, top_k=top_k))
-    report = scope.report
-    if report is not None:
-        before, after = report.before.host.rss_bytes, report.after.host.rss_bytes
-        say(
-            f"model and index released in {report.duration_s * 1e3:.0f} ms: resident memory "
-            f"{format_bytes(before)} before, {format_bytes(after)} after, "
-            f"{format_bytes(before - after)} given back"
-        )
+    say(f"model and index released: {scope.report}")

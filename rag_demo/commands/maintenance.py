@@ -75,11 +75,10 @@ def verify(folder: Path) -> None:
 def get(folder: Path, ids: tuple[str, ...]) -> None:
     """Print texts of the index in DIR by ID, as JSON lines."""
     with contextlib.closing(open_saved(folder)) as saved:
-        names = list(dict.fromkeys(ids))
-        found = [each for each in saved.get(names) if each is not None]
-    for document in found:
+        found = {each.id: each for each in saved.get(ids) if each is not None}
+    for document in found.values():
         click.echo(_as_json(document))
-    if unknown := set(ids) - {each.id for each in found}:
+    if unknown := set(ids).difference(found):
         raise RagDemoError(f"not in the index: {', '.join(sorted(unknown))}")
 
 

@@ -72,26 +72,22 @@ embedding_options = options(
 
 
 def open_model(
-    model: str | None,
-    dtype: str | None = None,
-    cache: bool = False,
-    made_by: ModelIdentity | None = None,
-    **options: Any,
+    model: str | None, made_by: ModelIdentity | None = None, *, cache: bool = False, **options: Any
 ) -> EmbeddingModel:
     """Create the model, which the caller must close. It is loaded on first use.
 
     Args:
-        model, dtype, cache: The options of the command.
+        model, cache: The options of the command.
         made_by: The model of an index: it gives the dtype, and the name unless that is an option.
-        options: Options of `EmbeddingModel`.
+        options: Other options of `EmbeddingModel`.
     """
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.encoding.embedding_cache import default_cache_path
 
     if made_by is not None:
-        model, dtype = model or made_by.name, made_by.dtype
+        model, options["dtype"] = model or made_by.name, made_by.dtype
     path = default_cache_path() if cache else None
-    return EmbeddingModel(model, dtype=dtype, cache=path, **options)
+    return EmbeddingModel(model, cache=path, **options)
 
 
 def open_retriever(stack: ExitStack, places: Sequence[Any], mode: str, **embedding: Any) -> Any:

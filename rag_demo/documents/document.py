@@ -1,12 +1,14 @@
-"""Documents."""
+"""Documents. Their metadata are plain JSON, checked and copied when they go in and come out."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rag_demo.documents.metadata import checked_metadata
 from rag_demo.errors import short_repr
+
+_MOST_DEPTH = 100  # of nested lists and mappings; every JSON reader accepts that many
 
 
 class Document(NamedTuple):
@@ -30,13 +32,59 @@ def checked_document(document: object) -> Document:
 
     Raises:
         TypeError: It is not a Document, its id or text is not str, or its metadata are not JSON.
-        ValueError: See `rag_demo.documents.metadata.checked_metadata`.
+        ValueError: See `checked_metadata`.
     """
     if not isinstance(document, Document):
         raise TypeError(f"{short_repr(document)} is not a Document")
-    for what in ("id", "text"):
-        if not isinstance(getattr(document, what), str):
+    file = "" if document.file is None else document.file
+    for what, value in {"id": document.id, "text": document.text, "file": file}.items():
+        if not isinstance(value, str):
             raise TypeError(f"the {what} of {short_repr(document)} must be str")
-    if not isinstance(document.file, (str, type(None))):
-        raise TypeError(f"the file of {short_repr(document)} must be str or None")
     return document._replace(metadata=checked_metadata(document.metadata, short_repr(document.id)))
+
+
+def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
+    """Return a deep copy of metadata.
+
+    Args:
+        metadata: A mapping of JSON values.
+        where: The document they belong to, for the error message.
+
+    Raises:
+        TypeError: They are not a mapping with str as keys, or a value is not JSON.
+        ValueError: A number is not finite or too long, or the nesting is too deep.
+    """
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"the metadata of {where} must be a mapping, got {short_repr(metadata)}")
+    if not metadata:
+        return {}
+    try:
+        depth = _checked_depth(metadata)
+        plain: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"the metadata of {where} are not JSON: {error}") from None
+    if depth > _MOST_DEPTH:
+        raise ValueError(f"the metadata of {where} are nested more than {_MOST_DEPTH} deep")
+    return plain
+
+
+def _checked_depth(value: Any) -> int:
+    """Return how deep a value is nested; json.dumps could make two keys one, so they are str."""
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"keys must be str, got {short_repr(value)}")
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return 0
+    return 1 + max(map(_checked_depth, value), default=0)
+
+
+def copied(value: Any) -> Any:
+    """Copy checked metadata. Only lists and dictionaries need a copy."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()} if value else {}
+    if kind is list:
+        return [copied(item) for item in value]
+    return value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import stat
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -22,11 +21,8 @@ class UnreadableError(Exception):
     """A file cannot be read: one of a few reasons, such as "not UTF-8 text", and maybe details."""
 
 
-class Skipped(defaultdict[str, list[str]]):
+class Skipped(dict[str, list[str]]):
     """The first names of what was skipped, by reason; an empty name for each of the others."""
-
-    def __init__(self) -> None:
-        super().__init__(list)
 
     def add(self, name: str, reason: str, detail: object = "") -> None:
         """Record something that was skipped.
@@ -37,7 +33,8 @@ class Skipped(defaultdict[str, list[str]]):
             detail: The details of this case.
         """
         full = f"{name}: {detail}" if detail else name
-        self[reason].append(full if len(self[reason]) < _NAMES else "")
+        names = self.setdefault(reason, [])
+        names.append(full if len(names) < _NAMES else "")
 
     def __str__(self) -> str:
         """Return one line with all reasons."""

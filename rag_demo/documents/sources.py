@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import io
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from rag_demo.documents.document import Document
+from rag_demo.documents.document import Document, checked_metadata
 from rag_demo.documents.files import (
+    MOST_BYTES,
+    TOO_LARGE,
     Skip,
     Skipped,
     UnreadableError,
@@ -24,9 +27,8 @@ from rag_demo.documents.files import (
     to_text,
 )
 from rag_demo.documents.formats import read_html, read_notebook, read_pdf, with_lines
-from rag_demo.documents.json_lines import read_json_lines
 from rag_demo.documents.passages import PASSAGE_CHARS, cut
-from rag_demo.errors import SourceError
+from rag_demo.errors import SourceError, short_repr
 
 __all__ = ["STDIN", "Document", "Reading", "Skipped", "read_source"]
 
@@ -111,7 +113,7 @@ def _read_file(
         with open_file(path) as file:
             found: Iterable[Document]
             if suffix in _LINES:
-                found = read_json_lines(file, name, skip, reading.text_field, prefix)
+                found = _read_lines(file, name, skip, reading.text_field, prefix)
             elif not (found := list(_read_passages(file, name, suffix, reading))):
                 skip(name, "without text")
             for document in found:
@@ -143,12 +145,72 @@ def _read_passages(file: IO[bytes], name: str, suffix: str, reading: Reading) ->
         yield Document(f"{name}#{start}", text[start:stop], metadata)
 
 
+def _read_lines(
+    file: IO[bytes], name: str, skip: Skip, text_field: str = "text", prefix: str = ""
+) -> Iterator[Document]:
+    """Yield the documents of lines, which are read one by one.
+
+    Args:
+        file: The lines.
+        name: The name of the file, for the metadata's ``source``. A line without an id has the id
+            "NAME#NUMBER".
+        skip: Called for a line that is not a document.
+        text_field: The field with the text. ``title`` is put before the text. ``id`` or ``_id``,
+            a string or a number, is the document's id. All other fields are metadata.
+        prefix: The beginning of the other ids.
+
+    Raises:
+        UnreadableError: A line has more than `MOST_BYTES`.
+    """
+    seen: set[str] = set()
+    for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES + 1), b""), start=1):
+        if len(line) > MOST_BYTES:
+            raise UnreadableError(f"with a line {TOO_LARGE}")
+        if not line.strip():
+            continue
+        try:
+            document = _document(line, number, text_field, name, prefix)
+            if document.id in seen:
+                raise ValueError(f"the id {document.id!r} appears twice")
+        except ValueError as error:
+            skip(f"{name}:{number}", "not a document", error)
+        else:
+            seen.add(document.id)
+            yield document
+
+
+def _document(line: bytes, number: int, text_field: str, name: str, prefix: str) -> Document:
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
+        is_object = isinstance(record, dict)
+        found = f"the fields {', '.join(record)}" if is_object else type(record).__name__
+        raise ValueError(
+            f'expected an object with a string "{text_field}", got {short_repr(found)}; '
+            "name the field with the text: --text-field"
+        )
+    keys = [record.pop(name, None) for name in ("id", "_id")]
+    key = next((each for each in keys if each is not None), None)
+    if isinstance(key, (bool, list, dict)):
+        raise ValueError(f"the id must be a string or a number, got {json.dumps(key)[:50]}")
+    title, text = record.get("title"), record.pop(text_field)
+    record.setdefault("source", f"{name}:{number}")
+    if isinstance(title, str) and title:
+        text = f"{title}\n{text}"
+    name = f"{name}#{number}" if key is None else f"{prefix}{key}"
+    return Document(
+        name, text, checked_metadata({"line": number, **record}, f"the id {short_repr(name)}")
+    )
+
+
 def _read_stdin(reading: Reading) -> Iterator[Document]:
     """Read JSON lines if standard input begins with "{", else one text."""
     stdin: Any = io.BufferedReader(sys.stdin.buffer)
     try:
         if stdin.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-            yield from read_json_lines(stdin, "stdin", _refuse, reading.text_field)
+            yield from _read_lines(stdin, "stdin", _refuse, reading.text_field)
             return
         content = read_bytes(stdin)
         # The name depends on the content, so that another text gets another name.

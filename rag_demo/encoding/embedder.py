@@ -11,6 +11,7 @@ import numpy as np
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import short_repr
 
+_MEMBERS = ("dimension", "embed_query", "embed_documents")
 _CHARS = 1000  # of a text that a model of unknown limit reads
 
 
@@ -37,16 +38,11 @@ def check_embedding_model(model: object) -> None:
     Raises:
         TypeError: It lacks one, or is a class.
     """
-    missing = [
-        name
-        for name in ("dimension", "embed_query", "embed_documents")
-        if not hasattr(type(model), name) and name not in getattr(model, "__dict__", ())
-    ]
-    if missing or isinstance(model, type):
+    members = {*dir(type(model)), *getattr(model, "__dict__", ())}
+    if isinstance(model, type) or not members.issuperset(_MEMBERS):
         raise TypeError(
-            f"{short_repr(model)} is not an embedding model: "
-            f"{'it lacks ' + ', '.join(missing) if missing else 'it is a class'}; pass an "
-            "EmbeddingModel, or an object with dimension, embed_query and embed_documents"
+            f"{short_repr(model)} is not an embedding model; pass an EmbeddingModel, or an object "
+            f"with {', '.join(_MEMBERS)}"
         )
 
 
@@ -108,16 +104,9 @@ class Embedder:
             on_progress: Called with the number of texts embedded since the last call.
         """
         embed: Any = self._model.embed_documents
-        if on_progress is not None and _takes_on_progress(embed):
+        if on_progress is not None and "on_progress" in inspect.signature(embed).parameters:
             return embed(list(texts), on_progress=on_progress)
         vectors = embed(list(texts))
         if on_progress is not None:
             on_progress(len(texts))
         return vectors
-
-
-def _takes_on_progress(function: Callable[..., Any]) -> bool:
-    try:
-        return "on_progress" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # A C function may have no signature.
-        return False

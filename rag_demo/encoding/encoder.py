@@ -53,7 +53,7 @@ class SentenceTransformersEncoder:
         device: torch's name of the device.
         dtype: torch's dtype of the weights.
         prompts: Prompts by kind that replace the model's own.
-        trust_remote_code: Whether to run code that comes with the model.
+        options: Other options of sentence-transformers.
 
     Attributes:
         dimension: Length of the vectors.
@@ -61,19 +61,14 @@ class SentenceTransformersEncoder:
     """
 
     def __init__(
-        self,
-        path: str,
-        device: str,
-        dtype: Any,
-        prompts: Mapping[str, str],
-        trust_remote_code: bool,
+        self, path: str, device: str, dtype: Any, prompts: Mapping[str, str], **options: Any
     ) -> None:
         self.model = sentence_transformers().SentenceTransformer(
             path,
             device=device,
             local_files_only=Path(path).exists(),
-            trust_remote_code=trust_remote_code,
             model_kwargs={"dtype": dtype},
+            **options,
         )
         self.model.prompts.update(prompts)
         self.dimension = int(self.model.get_embedding_dimension())

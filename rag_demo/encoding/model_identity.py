@@ -158,10 +158,8 @@ def _digest(path: Path, *_status: int) -> str:
 
 
 def _in_hub_cache(name: str) -> Path | None:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        return None
+    from huggingface_hub import snapshot_download
+
     # For a name without an owner, sentence-transformers tries its own organization first.
     for repository in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
         try:

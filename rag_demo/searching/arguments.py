@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.documents.metadata import checked_metadata
+from rag_demo.documents.document import checked_metadata
 from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.errors import checked_texts, short_repr
 

@@ -12,8 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rag_demo.documents.document import Document
-from rag_demo.documents.metadata import copied
+from rag_demo.documents.document import Document, copied
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
 from rag_demo.errors import IndexChangedError, RagDemoError
 from rag_demo.exact_search.candidates import Pairs
