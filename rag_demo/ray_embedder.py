@@ -12,7 +12,6 @@ import signal
 import socket
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -78,8 +77,7 @@ class RayEmbedder(Resource):
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads: ThreadPoolExecutor | None = None
         self._folder = ""
-        self._started_s = self._progressed_s = 0.0
-        self._embedded: Counter[int] = Counter()  # texts, by the id() of the actor
+        self._started_s = self._embedded = 0.0
         self.dimension = 0
 
     @property
@@ -92,16 +90,13 @@ class RayEmbedder(Resource):
         """How many batches to embed at the same time, so that no actor waits for a commit."""
         return 2 if self._threads else 0
 
-    @property
-    def actors(self) -> int:
-        """How many actors there are now."""
-        return len(self._actors)
-
     def rates(self) -> str:
-        """Return how many texts each actor has embedded in a second, to show it."""
-        taken_s = max(self._progressed_s - self._started_s, 1e-3)
-        each = ", ".join(f"{self._embedded[id(a)] / taken_s:.0f}" for a in self._actors)
-        return f"({each} texts/s per actor)" if each else ""
+        """Return how many texts an actor has embedded in a second, to show it."""
+        if not self._embedded:
+            return ""
+        taken_s = time.monotonic() - self._started_s
+        rate = self._embedded / taken_s / max(len(self._actors), 1)
+        return f"({rate:.0f} texts/s per actor)"
 
     def _start(self) -> ThreadPoolExecutor:
         self.ensure_open()
@@ -149,7 +144,7 @@ class RayEmbedder(Resource):
                 )
             for _ in range(_CALLS):
                 self._idle.put(loading[call])
-        self._started_s = self._progressed_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def embed_query(self, text: str) -> Vectors:
         """Refuse a query; a model in this process answers sooner."""
@@ -167,39 +162,32 @@ class RayEmbedder(Resource):
         return np.concatenate([empty, *self._threads.map(self._embed, parts)])
 
     def _embed(self, texts: list[str]) -> Vectors:
-        while True:
-            actor = self._borrow()
+        while (actor := self._idle.get()) is not None:
             try:
                 vectors: Vectors = ray.get(actor.embed.remote(texts), timeout=_PATIENCE_S)
             except RayActorError:  # The machine or the process is gone; another one does it.
                 with contextlib.suppress(ValueError):  # Its other call has noticed that too.
                     self._actors.remove(actor)
                     log.warning("an actor is lost; %d are left", len(self._actors))
+                if not self._actors:
+                    self._idle.put(None)
+                continue
             except RayError as error:
-                raise _error("an actor failed", error) from None
-            else:
-                self._progressed_s = time.monotonic()
-                self._embedded[id(actor)] += len(texts)
                 self._idle.put(actor)
-                return vectors
-
-    def _borrow(self) -> Any:
-        while True:
-            self.ensure_open()
-            if not self._actors:
-                raise ModelError("all actors are lost; run the same command again to continue")
-            if time.monotonic() - self._progressed_s > _PATIENCE_S:
-                raise ModelError(f"no actor has made progress for {_PATIENCE_S:g} s; run again")
-            with contextlib.suppress(queue.Empty):
-                actor = self._idle.get(timeout=1)
-                if actor in self._actors:
-                    return actor
+                what = f"an actor failed, or made no progress for {_PATIENCE_S:g} s"
+                raise _error(what, error) from None
+            self._idle.put(actor)
+            self._embedded += len(texts)  # About: another thread may do so at the same time.
+            return vectors
+        self._idle.put(None)  # Other threads wait too.
+        raise ModelError("all actors are lost; run the same command again to continue")
 
     def _release(self) -> None:
         if not hasattr(self, "dimension"):  # `__init__` has raised.
             return
         self._model.close()
-        actors, self._actors = self._actors, []  # Threads that wait give up.
+        actors, self._actors = self._actors, []
+        self._idle.put(None)  # Threads that wait give up.
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if ray.is_initialized():
