@@ -15,7 +15,7 @@ from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
 from rag_demo.retriever import Retriever
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
-from rag_demo.stores.ranking import FUSED_FROM, fuse_hits
+from rag_demo.stores.ranking import by_mode
 from rag_demo.stores.store import EmbeddedBatch, Store, unused_ids
 from rag_demo.vectors import Vectors
 from torch_utils.resource import closes_on_error
@@ -85,7 +85,7 @@ class ShardedStore:
         with self._lock:
             refuse_other_vectors(self.identity, batch.identity)
             if choose_ids:
-                batch = batch.with_ids(unused_ids(self._taken, self.count, len(batch.documents)))
+                batch = batch.with_ids(unused_ids(self._found, self.count, len(batch.documents)))
             ids = [each.id for each in batch.documents]
             smallest = int(np.argmin([each.count for each in self._stores]))
             shards = np.full(len(ids), smallest)
@@ -102,9 +102,6 @@ class ShardedStore:
                 )
             return ids
 
-    def _taken(self, ids: Sequence[str]) -> set[str]:
-        return {each.id for each in self.get(ids) if each is not None}
-
     def delete(self, ids: Sequence[str]) -> int:
         """See `Store`."""
         with self._lock:
@@ -113,8 +110,12 @@ class ShardedStore:
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
         with self._lock:
-            every = zip(*(each.get(ids) for each in self._stores), strict=True)
-            return [next((each for each in one if each is not None), None) for one in every]
+            found = self._found(ids)
+        return [found.get(name) for name in ids]
+
+    def _found(self, ids: Sequence[str]) -> dict[str, Document]:
+        every = chain.from_iterable(store.get(ids) for store in self._stores)
+        return {each.id: each for each in every if each is not None}
 
     def ids(self) -> Iterator[str]:
         """See `Store`."""
@@ -141,12 +142,7 @@ class ShardedStore:
             ]
 
         with self._lock:
-            if mode != "hybrid":
-                found = best(mode, top_k)
-            else:
-                depth = max(top_k, FUSED_FROM)
-                both = zip(best("dense", depth), best("bm25", depth), strict=True)
-                found = [fuse_hits(*pair, weights, top_k) for pair in both]
+            found = by_mode(mode, best, weights, top_k)
         return [[each._replace(rank=n) for n, each in enumerate(one, start=1)] for one in found]
 
     def close(self) -> object:

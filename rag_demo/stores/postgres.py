@@ -10,21 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import re
 import struct
-import threading
-from collections import Counter
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import numpy as np
 import psycopg
 from psycopg import IsolationLevel, errors, sql
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import ConnectionPool, PoolTimeout
+from psycopg.types.json import Jsonb
+from psycopg_pool import ConnectionPool
 
 from rag_demo.database import FORK_AWARE
 from rag_demo.documents.document import Document
@@ -41,10 +41,8 @@ from rag_demo.errors import (
 from rag_demo.exact_search.candidates import exact_scores
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import (
-    BOOLEAN,
     COMPARISONS,
     JSON,
-    NULL,
     NUMBER,
     TEXT,
     All,
@@ -55,49 +53,32 @@ from rag_demo.stores.filters import (
     encode,
     parse_filter,
 )
-from rag_demo.stores.ranking import FUSED_FROM, fuse_hits
+from rag_demo.stores.index_folder import Manifest
+from rag_demo.stores.ranking import by_mode
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import best_span, stems_of
 from rag_demo.vectors import Vectors, check_dimension, rounding
 from torch_utils import Resource
 from torch_utils.resource import closes_on_error
 
-
-def ensure_storable(value: str) -> str:
-    """Return a string that Postgres can keep.
-
-    Raises:
-        UnstorableError: It contains NUL or lone surrogates.
-    """
-    if "\0" in value or value.encode("utf-8", "replace").decode() != value:
-        raise UnstorableError(
-            f"Postgres cannot keep {short_repr(value)}, which contains NUL or a lone surrogate; "
-            "remove that character, or use an index in a folder"
-        )
-    return value
+_LARGEST = sys.float_info.max
+_Clause = tuple[str, list[Any]]
 
 
 def fact(value: Any) -> Any:
-    """Return a JSON value with one spelling for each number: 1 for 1.0.
-
-    Raises:
-        UnstorableError: See `ensure_storable`.
-    """
-    if isinstance(value, str):
-        return ensure_storable(value)
+    """Return a JSON value with one spelling for each number: 1 for 1.0."""
     if isinstance(value, Mapping):
-        return {ensure_storable(key): fact(item) for key, item in value.items()}
+        return {key: fact(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [fact(item) for item in value]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        code = encode(value)[1]
-        if code in (math.inf, -math.inf):  # JSON has no infinity; this is beyond all metadata.
-            return 10**4_299 if code > 0 else -(10**4_299)
-        return int(code) if isinstance(code, float) and code.is_integer() else code
-    return value
+    kind, code = encode(value)
+    if kind != NUMBER:
+        return value
+    code = max(-_LARGEST, min(code, _LARGEST))  # JSON has no infinity.
+    return int(code) if code == int(code) else code
 
 
-def compile_filter(where: Where | None) -> tuple[str, list[Any]]:
+def compile_filter(where: Where) -> _Clause:
     """Return an SQL condition on the column ``facts``, and its parameters.
 
     Raises:
@@ -105,10 +86,10 @@ def compile_filter(where: Where | None) -> tuple[str, list[Any]]:
     """
     if callable(where):
         raise TypeError("where must be a mapping, because Postgres cannot call a function")
-    return _compiled(parse_filter(where or {}))
+    return _compiled(parse_filter(where))
 
 
-def _compiled(part: Filter) -> tuple[str, list[Any]]:
+def _compiled(part: Filter) -> _Clause:
     if isinstance(part, Condition):
         return _condition(part)
     if isinstance(part, Not):
@@ -119,15 +100,14 @@ def _compiled(part: Filter) -> tuple[str, list[Any]]:
     return f"({joined or 'TRUE'})", [value for _, values in several for value in values]
 
 
-def _condition(condition: Condition) -> tuple[str, list[Any]]:
-    key, name, wanted = ensure_storable(condition.key), condition.operator, fact(condition.wanted)
+def _condition(condition: Condition) -> _Clause:
+    key, name, wanted = condition.key, condition.operator, fact(condition.wanted)
     if name in COMPARISONS:
         if isinstance(wanted, bool):
             return "FALSE", []  # Only numbers and strings have an order.
-        path = f"strict $.keyvalue() ? (@.key == $key && @.value {COMPARISONS[name]} $wanted)"
-        return f"jsonb_path_exists(facts, '{path}', %s::jsonb, TRUE)", [
-            json.dumps({"key": key, "wanted": wanted})
-        ]
+        path = f"strict $ ? (@ {COMPARISONS[name]} $wanted)"
+        clause = f"coalesce(jsonb_path_exists(facts -> %s::text, '{path}', %s::jsonb, TRUE), FALSE)"
+        return clause, [key, json.dumps({"wanted": wanted})]
     several = wanted if name in ("$in", "$nin") else [wanted]
     codes = [json.dumps(each) for each in several if each == each]  # Nothing equals NaN.
     if name in ("$ne", "$nin"):
@@ -149,7 +129,6 @@ def _condition(condition: Condition) -> tuple[str, list[Any]]:
 
 DEFAULT_TABLE = "rag_demo"
 _LANGUAGE = "english"  # of stems
-_KINDS = {"number": NUMBER, "string": TEXT, "boolean": BOOLEAN, "null": NULL}
 _TABLES = ("manifest", "documents", "vectors", "bits", "postings", "hnsw")
 _VERSION = 1
 _CANDIDATES = 400  # of an approximate search
@@ -173,29 +152,39 @@ CREATE TABLE {postings} (document bigint, count integer, words integer, term tex
 CREATE INDEX ON {postings} (term) INCLUDE (document, count, words);
 CREATE INDEX ON {postings} (document);
 """
-_COLUMNS = "version, model, dimension, source, finished, count, words, next"
-_READ = f"SELECT {_COLUMNS} FROM {{manifest}}"
-_WRITE = f"UPDATE {{manifest}} SET ({_COLUMNS}) = (%s, %s, %s, %s, %s, %s, %s, %s)"
+_READ = "SELECT version, model, dimension, source, finished, count, next FROM {manifest}"
 _LIMITS = "SELECT set_config('lock_timeout', %s, TRUE), set_config('statement_timeout', %s, TRUE)"
 _FILL_BITS = """
 INSERT INTO {bits} SELECT document, place, binary_quantize(embedding) FROM {vectors}
 WHERE document >= %s
 """
 _REDESCRIBE = """
-UPDATE {documents} SET metadata = %s, facts = %s::jsonb, file = %s WHERE id = %s AND text = %s
+UPDATE {documents} SET metadata = %s, facts = %s, file = %s WHERE id = %s AND text = %s
+"""
+_REMOVE = """
+WITH gone AS (DELETE FROM {documents} WHERE id = ANY(%s) RETURNING number, words),
+v AS (DELETE FROM {vectors} USING gone WHERE document = number),
+b AS (DELETE FROM {bits} USING gone WHERE document = number),
+p AS (DELETE FROM {postings} USING gone WHERE document = number),
+sums AS (SELECT count(*) AS documents, coalesce(sum(words), 0) AS stems FROM gone)
+UPDATE {manifest} SET count = count - documents, words = words - stems FROM sums
+RETURNING documents, count
+"""
+_GROW = """
+UPDATE {manifest} SET model = coalesce(%s, model), dimension = %s, count = count + %s,
+    words = words + %s, next = next + %s
 """
 _NEAREST = """
-SELECT d.id, d.number, v.start, v.stop, vector_send(v.embedding), c.distance FROM (
-    SELECT document, place, <distance> AS distance FROM <table> WHERE <where>
-    ORDER BY distance LIMIT %s) c
+SELECT d.id, v.start, v.stop, vector_send(v.embedding), c.distance FROM (
+    SELECT document, place, <distance> WHERE <where> ORDER BY distance LIMIT %s) c
 JOIN {vectors} v USING (document, place) JOIN {documents} d ON d.number = v.document
 ORDER BY c.distance, v.place
 """
 # Adding 0 keeps every index of pgvector from answering, because those are approximate.
 _DISTANCES = {
-    None: ("(embedding <#> %s::vector) + 0", "{vectors}"),
-    "binary": ("bits <~> binary_quantize(%s::vector)", "{bits}"),
-    "hnsw": ("embedding::vector(<dimension>) <#> %s::vector(<dimension>)", "{vectors}"),
+    None: "(embedding <#> %s::vector) + 0 AS distance FROM {vectors}",
+    "binary": "bits <~> binary_quantize(%s::vector) AS distance FROM {bits}",
+    "hnsw": "embedding::vector(<dimension>) <#> %s::vector(<dimension>) AS distance FROM {vectors}",
 }
 _INDEX = """
 CREATE INDEX IF NOT EXISTS {hnsw} ON {vectors}
@@ -215,17 +204,19 @@ UNION SELECT 'words are missing' FROM {documents} d WHERE words <> (
 _WORDS = """
 WITH hits AS MATERIALIZED (SELECT p.document, p.count, p.words, t.term, t.weight
     FROM unnest(%s::text[], %s::integer[]) t (term, weight) JOIN {postings} p USING (term)),
-idf AS (SELECT term, ln(1 + (%s - count(*) + 0.5::float8) / (count(*) + 0.5::float8)) AS idf
-    FROM hits GROUP BY term),
+idf AS (SELECT term, ln(1 + (m.count - count(*) + 0.5::float8) / (count(*) + 0.5::float8)) AS idf
+    FROM hits, {manifest} m GROUP BY term, m.count),
 best AS (SELECT h.document, sum(round(1e9::float8 * h.weight * i.idf * 2.2::float8 * h.count
-        / (h.count + 0.3::float8 + 0.9::float8 * h.words / %s))::bigint) AS score
-    FROM hits h JOIN idf i USING (term) WHERE <where>
+        / (h.count + 0.3::float8 + 0.9::float8 * h.words * m.count / greatest(m.words, 1)))::bigint
+    ) AS score FROM {manifest} m, hits h JOIN idf i USING (term) WHERE <where>
     GROUP BY h.document ORDER BY score DESC FETCH FIRST %s ROWS WITH TIES)
-SELECT d.number, d.id, best.score / 1e9 FROM best JOIN {documents} d ON d.number = best.document
+SELECT d.id, best.score / 1e9 FROM best JOIN {documents} d ON d.number = best.document
 ORDER BY best.score DESC, d.id LIMIT %s
 """
-
-_Clause = tuple[str, list[Any]]
+_DESCRIBE = """
+SELECT id, text, metadata, ARRAY(SELECT ARRAY[start, stop] FROM {vectors}
+    WHERE document = number AND stop > 0 ORDER BY place) FROM {documents} WHERE id = ANY(%s)
+"""
 
 
 @dataclass(frozen=True)
@@ -235,7 +226,6 @@ class PostgresUrl:
     conninfo: str = field(repr=False)
     table: str
     shown: str
-    password: str = field(repr=False)
 
     @classmethod
     def parse(cls, address: str, table: str = DEFAULT_TABLE) -> PostgresUrl:
@@ -250,7 +240,7 @@ class PostgresUrl:
                 options = dict(parse_qsl(parts.query, keep_blank_values=True))
                 table = options.pop("table", table)
                 address = parts._replace(query=urlencode(options, quote_via=quote)).geturl()
-            known = {"user": "", "host": "", "port": "", "dbname": "", **conninfo_to_dict(address)}
+            known = defaultdict(str, conninfo_to_dict(address))
         except (ValueError, psycopg.Error):  # Their messages may quote the password.
             raise PostgresError(
                 "the address of the database is invalid; "
@@ -260,44 +250,11 @@ class PostgresUrl:
             raise PostgresError(
                 f"table must have 1 to 50 letters, digits, - and _, got {short_repr(table)}"
             )
-        shown = "postgresql://{user}@{host}:{port}/{dbname}?table={table}".format(
-            **known, table=table
-        )
-        return cls(address, table, shown, str(known.get("password") or ""))
+        shown = "postgresql://{user}@{host}:{port}/{dbname}".format_map(known)
+        return cls(address, table, f"{shown}?table={table}")
 
     def __str__(self) -> str:
         return self.shown
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a database says about an index."""
-
-    version: int
-    made_by: str | None
-    dimension: int
-    source: str | None
-    finished: bool
-    count: int
-    words: int
-    next: int
-
-    @property
-    def commit(self) -> str:
-        """A name for the state, which changes when documents are added."""
-        return f"{self.next} {self.count}"
-
-    @property
-    def model(self) -> ModelIdentity | None:
-        """The model that made the vectors; None in an empty index."""
-        return ModelIdentity(**json.loads(self.made_by)) if self.made_by and self.count else None
-
-
-class _Hit(NamedTuple):
-    number: int
-    id: str
-    score: float
-    span: tuple[int, int] | None = None
 
 
 class _Run:
@@ -355,38 +312,48 @@ class PostgresStore(Resource):
         self.approximate, self.timeout_s = approximate, timeout_s
         self._identity, self._pool_size = identity, pool_size
         self._names = {name: sql.Identifier(f"{url.table}_{name}") for name in _TABLES}
-        self._lock = threading.Lock()
-        self._pool: Any = None
+        self._pool = self._new_pool()
         logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
         FORK_AWARE.add(self)
-        with self._errors():  # An error of the pool would not name the reason.
-            psycopg.connect(url.conninfo, connect_timeout=max(2, int(timeout_s))).close()
-        if create:
-            self._create()
+        wait_s = max(2, int(timeout_s))
+        # An error of the pool would not name the reason.
+        with self._errors(), psycopg.connect(url.conninfo, connect_timeout=wait_s) as connection:
+            if create:
+                self._create(_Run(connection, self._names))
         self.manifest  # noqa: B018  (the model is checked)
 
-    def _create(self) -> None:
+    def _new_pool(self) -> Any:
+        return ConnectionPool(
+            self.url.conninfo,
+            min_size=0,
+            max_size=self._pool_size,
+            timeout=self.timeout_s,
+            reconnect_timeout=self.timeout_s,
+            check=ConnectionPool.check_connection,
+            kwargs={"prepare_threshold": None},  # Each filter has its own plan.
+            open=False,
+        )
+
+    def _create(self, run: _Run) -> None:
         name = self._names["manifest"].as_string(None)
-        with self._connection() as connection:
-            run = _Run(connection, self._names)
-            run("SELECT pg_advisory_xact_lock(hashtext(%s))", name)  # Another program may do this.
-            if run("SELECT to_regclass(%s)", name).fetchone() == (None,):
-                run("CREATE EXTENSION IF NOT EXISTS vector")
-                run(_CREATE)
+        run("SELECT pg_advisory_xact_lock(hashtext(%s))", name)  # Another program may do this.
+        if run("SELECT to_regclass(%s)", name).fetchone() == (None,):
+            run("CREATE EXTENSION IF NOT EXISTS vector")
+            run(_CREATE)
 
     def _release(self) -> None:
-        if getattr(self, "_pool", None) is not None:  # `__init__` may have raised.
+        if hasattr(self, "_pool"):  # `__init__` may have raised.
             self._pool.close()
 
     def pool_stats(self) -> dict[str, int]:
-        """Return the figures of the pool of connections; none before the first query."""
-        pool = self._pool
-        return {} if pool is None else pool.get_stats()
+        """Return the figures of the pool of connections."""
+        stats: dict[str, int] = self._pool.get_stats()
+        return stats
 
     def leave_to_parent(self) -> None:
         """In a forked child, forget the connections of the parent process."""
         _INHERITED.append(self._pool)
-        self._lock, self._pool = threading.Lock(), None
+        self._pool = self._new_pool()
 
     @property
     def manifest(self) -> Manifest:
@@ -406,59 +373,62 @@ class PostgresStore(Resource):
 
     def stats(self) -> Stats:
         """See `Store`."""
-        tables = [self._names[name].as_string(None) for name in _TABLES[:-1]]
-        query = "SELECT sum(pg_total_relation_size(n::regclass))::bigint FROM unnest(%s::text[]) n"
+        sizes = " + ".join(f"pg_total_relation_size('{{{name}}}')" for name in _TABLES[:-1])
         with self._transaction() as (run, state):
-            ((nbytes,),) = run(query, tables)
+            ((nbytes,),) = run(f"SELECT {sizes}")
         return Stats(state.count, state.dimension, "postgres", "float32", nbytes)
 
     def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
         """See `Store`."""
         has_vectors = batch.has_vectors.tolist()
-        for each in batch.documents:
-            for value in (each.id, each.text, each.file or ""):
-                ensure_storable(value)
-        facts = [json.dumps(fact(each.metadata)) for each in batch.documents]
+        facts = [Jsonb(fact(each.metadata)) for each in batch.documents]
         stems = [Counter(stems_of(each.text, _LANGUAGE)) for each in batch.documents]
         with self._transaction(change=True) as (run, state):
             refuse_other_vectors(state.model, batch.identity)
+            first, count = state.next_number, len(batch.documents)
             if choose_ids:
-                query, count = "SELECT id FROM {documents} WHERE id = ANY(%s)", len(batch.documents)
+                query = "SELECT id FROM {documents} WHERE id = ANY(%s)"
                 batch = batch.with_ids(
-                    unused_ids(lambda t: {n for (n,) in run(query, t)}, state.next, count)
+                    unused_ids(lambda ids: {n for (n,) in run(query, ids)}, first, count)
                 )
             new = []
             for n, document in enumerate(batch.documents):
+                name, text, metadata, file = document
+                described = json.dumps(metadata), facts[n], file
                 if has_vectors[n]:
-                    new.append((state.next + n, document, facts[n], stems[n]))
-                else:
-                    _redescribe(run, document, facts[n])
-            first, state = state.next, _without(run, state, [each.id for _, each, _, _ in new])
-            state = _with_dimension(run, state, batch)
-            # jsonb is sent as text after a byte 1.
-            run.copy("documents", "int8 int4 text text text text text", (
-                (number, words.total(), name, text, json.dumps(metadata), f"\1{known}", file)
+                    new.append((first + n, document, facts[n], stems[n]))
+                elif not run(_REDESCRIBE, *described, name, text).rowcount:
+                    raise ValueError(
+                        f"the document {short_repr(name)} has no vectors, and the store has no "
+                        "document with this id and text; embed it"
+                    )
+            ((_, left),) = run(_REMOVE, [each.id for _, each, _, _ in new])
+            dimension = batch.vectors.shape[1] if new else state.dimension
+            if dimension != state.dimension:
+                if left:
+                    check_dimension(batch.vectors, state.dimension)
+                run("DROP INDEX IF EXISTS {hnsw}")
+                # Vectors in the rows themselves are read twice as fast as those beside them.
+                storage = "PLAIN" if dimension <= _MOST_PLAIN else "EXTERNAL"
+                run(f"ALTER TABLE {{vectors}} ALTER embedding SET STORAGE {storage}")
+            run.copy("documents", "int8 int4 text text text jsonb text", (
+                (number, words.total(), name, text, json.dumps(metadata), known, file)
                 for number, (name, text, metadata, file), known, words in new
             ))  # fmt: skip
             run.copy("postings", "int8 int4 int4 text", (
                 (number, count, words.total(), word)
                 for number, _, _, words in new for word, count in words.items()
             ))  # fmt: skip
-            head, raw = struct.pack(">HH", batch.vectors.shape[1], 0), batch.vectors.astype(">f4")
+            head, raw = struct.pack(">HH", dimension, 0), batch.vectors.astype(">f4")
             rows = zip((first + batch.owners).tolist(), batch.spans.tolist(), raw, strict=True)
             run.copy("vectors", "int8 int4 int4 int4 bytea", (
                 (number, place, *span, head + bytes(vector))
                 for place, (number, span, vector) in enumerate(rows)
             ))  # fmt: skip
             run(_FILL_BITS, first)
-            state = replace(
-                state,
-                made_by=json.dumps(asdict(batch.identity)) if batch.identity else state.made_by,
-                count=state.count + len(new),
-                words=state.words + sum(words.total() for *_, words in new),
-                next=first + len(batch.documents),
-            )
-            run(_WRITE, *astuple(state))
+            model = json.dumps(asdict(batch.identity)) if batch.identity else None
+            words = sum(words.total() for *_, words in new)
+            run(_GROW, model, dimension, len(new), words, count)
         return [document.id for document in batch.documents]
 
     def of_files(self, files: Sequence[str] | None) -> list[str]:
@@ -478,8 +448,8 @@ class PostgresStore(Resource):
 
     def keep(self, source: str | None, *, finished: bool) -> None:
         """Record what is indexed, and whether all of it is."""
-        with self._transaction(change=True) as (run, state):
-            run(_WRITE, *astuple(replace(state, source=source, finished=finished)))
+        with self._transaction(change=True) as (run, _):
+            run("UPDATE {manifest} SET source = %s, finished = %s", source, finished)
 
     def files_in(self, prefix: str) -> list[str]:
         """Return the files whose names begin with a prefix."""
@@ -487,17 +457,18 @@ class PostgresStore(Resource):
         return self._column(query, prefix)
 
     def _column(self, query: str, *values: Any) -> list[str]:
+        return [value for (value,) in self._rows(query, *values)]
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
         with self._transaction() as (run, _):
-            return [value for (value,) in run(query, *values)]
+            rows: list[Any] = run(query, *values).fetchall()
+            return rows
 
     def kinds(self) -> dict[str, set[int]]:
-        """Return the keys of metadata, each with the kinds of its values."""
-        query = "SELECT DISTINCT key, jsonb_typeof(value) FROM {documents}, jsonb_each(facts)"
-        found: dict[str, set[int]] = {}
-        with self._transaction() as (run, _):
-            for key, kind in run(query):
-                found.setdefault(key, set()).add(_KINDS.get(kind, JSON))
-        return found
+        """Return the keys of metadata, each with `TEXT` if a value is text, or else `JSON`."""
+        query = ("SELECT key, bool_or(jsonb_typeof(value) = 'string')"
+                 " FROM {documents}, jsonb_each(facts) GROUP BY key")  # fmt: skip
+        return {key: {TEXT if is_text else JSON} for key, is_text in self._rows(query)}
 
     def matching(self, where: Where) -> list[str]:
         """Return the ids of the documents that match a filter."""
@@ -517,16 +488,14 @@ class PostgresStore(Resource):
 
     def delete(self, ids: Sequence[str]) -> int:
         """See `Store`."""
-        with self._transaction(change=True) as (run, state):
-            left = _without(run, state, ids)
-            run(_WRITE, *astuple(left))
-            return state.count - left.count
+        with self._transaction(change=True) as (run, _):
+            ((count, _),) = run(_REMOVE, list(ids))
+        return int(count)
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
         query = "SELECT id, text, metadata, file FROM {documents} WHERE id = ANY(%s)"
-        with self._transaction() as (run, _):
-            rows = run(query, list(ids)).fetchall()
+        rows = self._rows(query, list(ids))
         found = {row[0]: Document(row[0], row[1], json.loads(row[2]), row[3]) for row in rows}
         return [found.get(name) for name in ids]
 
@@ -548,28 +517,23 @@ class PostgresStore(Resource):
         if where is not None:
             clause, values = compile_filter(where)
             within = (f"document IN (SELECT number FROM {{documents}} WHERE {clause})", values)
-        depth = max(top_k, FUSED_FROM) if mode == "hybrid" else top_k
-        found: list[list[_Hit]] = []
         with self._transaction() as (run, state):
             if not state.count:
                 return [[] for _ in texts]
-            if vectors is not None:
+
+            def best(part: str, depth: int) -> list[list[SearchResult]]:
+                if part == "bm25":
+                    return [_by_words(run, text, within, depth) for text in texts]
+                assert vectors is not None
                 check_dimension(vectors, state.dimension)
-            for n, text in enumerate(texts):
-                near, worded = [], []
-                if vectors is not None and mode != "bm25":
-                    near = self._nearest(run, state, vectors[n], within, depth)
-                if mode != "dense":
-                    worded = _by_words(run, state, text, within, depth)
-                both = (
-                    fuse_hits(near, worded, weights, top_k) if mode == "hybrid" else near + worded
-                )
-                found.append(both)
-            return _results(run, texts, found)
+                return [self._nearest(run, vector, within, depth) for vector in vectors]
+
+            found = by_mode(mode, best, weights, top_k)
+            return [_described(run, *each) for each in zip(texts, found, strict=True)]
 
     def _nearest(
-        self, run: _Run, state: Manifest, query: Vectors, within: _Clause, top_k: int
-    ) -> list[_Hit]:
+        self, run: _Run, query: Vectors, within: _Clause, top_k: int
+    ) -> list[SearchResult]:
         """Find the nearest documents. Exact answers are complete beyond pgvector's rounding."""
         if self.approximate == "hnsw":
             run("SET LOCAL hnsw.iterative_scan = strict_order")
@@ -577,16 +541,14 @@ class PostgresStore(Resource):
         kind, (clause, values) = self.approximate, within
         limit = top_k + _MORE if kind is None else max(_CANDIDATES, 4 * top_k)
         while True:
-            distance, table = _DISTANCES[kind]
-            distance = distance.replace("<dimension>", str(state.dimension))
-            template = _NEAREST.replace("<distance>", distance).replace("<table>", table)
-            template = template.replace("<where>", clause)
+            template = _NEAREST.replace("<distance>", _DISTANCES[kind]).replace("<where>", clause)
+            template = template.replace("<dimension>", str(len(query)))
             rows = run(template, str(query.tolist()), *values, limit).fetchall()
             best = _best_of_each(rows, query)
             if kind != "hnsw" and len(rows) < limit:
                 return best[:top_k]
             if len(best) >= top_k:
-                bar = best[top_k - 1].score - rounding(state.dimension)
+                bar = best[top_k - 1].score - rounding(len(query))
                 if kind is not None or -rows[-1][-1] < bar:
                     return best[:top_k]
             # An index of HNSW may find fewer than there are.
@@ -603,29 +565,13 @@ class PostgresStore(Resource):
             run("ANALYZE {documents}, {vectors}, {bits}, {postings}")
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[Any]:
-        """Borrow a connection. The block is one transaction."""
-        with self._errors():
-            with self._lock:
-                self.ensure_open()
-                if self._pool is None:
-                    self._pool = ConnectionPool(
-                        self.url.conninfo,
-                        min_size=0,
-                        max_size=self._pool_size,
-                        timeout=self.timeout_s,
-                        reconnect_timeout=self.timeout_s,
-                        check=ConnectionPool.check_connection,
-                        kwargs={"prepare_threshold": None},  # Each filter has its own plan.
-                        open=True,
-                    )
-            with self._pool.connection() as connection:
-                yield connection
-
-    @contextlib.contextmanager
     def _transaction(self, *, change: bool = False) -> Iterator[tuple[_Run, Manifest]]:
         """Begin a transaction that sees one state, or that alone changes the index."""
-        with self._connection() as connection, connection.cursor() as cursor:
+        with self._errors(), contextlib.ExitStack() as stack:
+            self.ensure_open()
+            self._pool.open()  # A forked child does so at its first query.
+            connection = stack.enter_context(self._pool.connection())
+            cursor = stack.enter_context(connection.cursor())
             level = IsolationLevel.READ_COMMITTED if change else IsolationLevel.REPEATABLE_READ
             connection.isolation_level, connection.read_only = level, not change
             run, limit = _Run(cursor, self._names), str(int(1000 * self.timeout_s))
@@ -636,15 +582,18 @@ class PostgresStore(Resource):
                     f"{self.url} has the version {row and row[0]}, but this program reads "
                     f"{_VERSION}; use another version of rag_demo, or name another table"
                 )
-            state = Manifest(*row)
-            if state.model is not None and self._identity is not None:
-                refuse_other_model(self.url, state.model, self._identity)
-            yield run, state
+            version, made_by, dimension, source, finished, count, number = row
+            model: Any = ModelIdentity(**json.loads(made_by)) if made_by and count else None
+            if model is not None and self._identity is not None:
+                refuse_other_model(self.url, model, self._identity)
+            yield run, Manifest(
+                model, source, finished, dimension, count=count, next_number=number,
+                commit=f"{number} {count}", version=version,
+            )  # fmt: skip
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn errors of psycopg into one line without the password."""
-        password = self.url.password
+        """Turn errors of psycopg into one line. None of them has the password."""
         try:
             yield
         except (errors.UndefinedTable, errors.UndefinedColumn, errors.DuplicateTable):
@@ -652,84 +601,50 @@ class PostgresStore(Resource):
                 f"{self.url} holds no index, or tables of something else; make an index with: "
                 "rag-demo index SOURCE --out URL, or name another table"
             ) from None
-        except (PoolTimeout, psycopg.Error) as error:
-            line = " ".join(str(error).split())
-            line = line.replace(password, "***") if password else line
-            raise PostgresError(f"{self.url} cannot answer now: {line}; try again") from None
+        except (psycopg.DataError, UnicodeEncodeError) as error:
+            raise UnstorableError(
+                f"Postgres cannot keep NUL or a lone surrogate ({_on_one_line(error)}); "
+                "remove that character, or use an index in a folder"
+            ) from None
+        except psycopg.Error as error:
+            raise PostgresError(
+                f"{self.url} cannot answer now: {_on_one_line(error)}; try again"
+            ) from None
 
 
-def _redescribe(run: _Run, document: Document, facts: str) -> None:
-    """Replace the metadata and the file of a document whose text and vectors stay."""
-    name, text, metadata, file = document
-    if not run(_REDESCRIBE, json.dumps(metadata), facts, file, name, text).rowcount:
-        raise ValueError(f"the document {short_repr(name)} has no vectors, and the store has no "
-                         "document with this id and text; embed it")  # fmt: skip
+def _on_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
-def _without(run: _Run, state: Manifest, ids: Sequence[str]) -> Manifest:
-    """Remove documents, and return the manifest without them."""
-    query = "DELETE FROM {documents} WHERE id = ANY(%s) RETURNING number, words"
-    gone = run(query, list(ids)).fetchall()
-    if gone:
-        numbers = [number for number, _ in gone]
-        for table in ("vectors", "bits", "postings"):
-            run(f"DELETE FROM {{{table}}} WHERE document = ANY(%s)", numbers)
-    words = state.words - sum(words for _, words in gone)
-    return replace(state, count=state.count - len(gone), words=words)
-
-
-def _with_dimension(run: _Run, state: Manifest, batch: EmbeddedBatch) -> Manifest:
-    dimension = batch.vectors.shape[1]
-    if not len(batch.vectors) or dimension == state.dimension:
-        return state
-    if state.count:
-        check_dimension(batch.vectors, state.dimension)
-    run("DROP INDEX IF EXISTS {hnsw}")
-    # Vectors in the rows themselves are read twice as fast as those beside them.
-    storage = "PLAIN" if dimension <= _MOST_PLAIN else "EXTERNAL"
-    run(f"ALTER TABLE {{vectors}} ALTER embedding SET STORAGE {storage}")
-    return replace(state, dimension=dimension)
-
-
-def _by_words(run: _Run, state: Manifest, text: str, within: _Clause, top_k: int) -> list[_Hit]:
+def _by_words(run: _Run, text: str, within: _Clause, top_k: int) -> list[SearchResult]:
     words, (clause, values) = Counter(stems_of(text, _LANGUAGE, is_query=True)), within
-    average = max(state.words, 1) / state.count
-    parameters = [list(words), list(words.values()), state.count, average, *values, top_k, top_k]
+    parameters = [list(words), list(words.values()), *values, top_k, top_k]
     rows = run(_WORDS.replace("<where>", clause), *parameters)
-    return [_Hit(number, name, float(score)) for number, name, score in rows]
+    return [SearchResult(0, float(score), name, "") for name, score in rows]
 
 
-def _best_of_each(rows: Sequence[Any], query: Vectors) -> list[_Hit]:
+def _best_of_each(rows: Sequence[Any], query: Vectors) -> list[SearchResult]:
     """Score rows exactly, and keep the best row of each document, the best documents first."""
-    raw = np.frombuffer(b"".join(row[4][4:] for row in rows), ">f4")
+    raw = np.frombuffer(b"".join(row[3][4:] for row in rows), ">f4")
     vectors, places = raw.astype(np.float32).reshape(len(rows), len(query)), np.arange(len(rows))
     scores = exact_scores(vectors.__getitem__, query[None], np.zeros_like(places), places).tolist()
-    best: dict[int, _Hit] = {}
+    best: dict[str, SearchResult] = {}
     for place in sorted(places.tolist(), key=lambda place: (-scores[place], rows[place][0])):
-        name, number, start, stop, *_ = rows[place]
-        best.setdefault(number, _Hit(number, name, scores[place], (start, stop)))
+        name, start, stop, *_ = rows[place]
+        best.setdefault(name, SearchResult(0, scores[place], name, "", passage=(start, stop)))
     return list(best.values())
 
 
-def _results(
-    run: _Run, texts: Sequence[str], found: Sequence[Sequence[_Hit]]
-) -> list[list[SearchResult]]:
-    numbers = list({hit.number for hits in found for hit in hits})
-    query = "SELECT number, text, metadata FROM {documents} WHERE number = ANY(%s)"
-    documents = {number: (text, metadata) for number, text, metadata in run(query, numbers)}
-    spans: dict[int, list[tuple[int, int]]] = {}
-    only_words = [hit.number for hits in found for hit in hits if hit.span is None]
-    query = ("SELECT document, start, stop FROM {vectors} WHERE document = ANY(%s) AND stop > 0"
-             " ORDER BY document, place")  # fmt: skip
-    for number, *span in run(query, only_words) if only_words else ():
-        spans.setdefault(number, []).append((span[0], span[1]))
-    results: list[list[SearchResult]] = []
-    for question, hits in zip(texts, found, strict=True):
-        results.append([])
-        for rank, (number, name, score, best) in enumerate(hits, start=1):
-            text, metadata = documents[number]
-            if best is None and number in spans:
-                best = best_span(question, text, spans[number], _LANGUAGE)
-            passage = best if best and best[1] else None
-            results[-1].append(SearchResult(rank, score, name, text, json.loads(metadata), passage))
+def _described(run: _Run, query: str, hits: Sequence[SearchResult]) -> list[SearchResult]:
+    """Return results with rank, text, metadata and passage."""
+    known = {name: parts for name, *parts in run(_DESCRIBE, [hit.id for hit in hits])}
+    results = []
+    for rank, hit in enumerate(hits, start=1):
+        text, metadata, spans = known[hit.id]
+        span = hit.passage
+        if span is None and spans:
+            start, stop = best_span(query, text, spans, _LANGUAGE)
+            span = (start, stop)
+        passage = span if span and span[1] else None
+        results.append(SearchResult(rank, hit.score, hit.id, text, json.loads(metadata), passage))
     return results

@@ -145,11 +145,28 @@ def fused_scores(rankings: Sequence[Sequence[Any]], weights: Sequence[float]) ->
     return scores
 
 
-def fuse_hits(
-    near: Sequence[Hit], worded: Sequence[Hit], weights: Sequence[float], top_k: int
-) -> list[Hit]:
-    """Fuse two rankings of named tuples with an ``id`` and a ``score``; see `fused_scores`."""
-    known = {hit.id: hit for hit in (*worded, *near)}  # Those by vectors know their passage.
-    scores = fused_scores([[hit.id for hit in near], [hit.id for hit in worded]], weights)
-    best = sorted(scores, key=lambda name: (-scores[name], name))
-    return [known[name]._replace(score=scores[name]) for name in best[:top_k]]
+def by_mode(
+    mode: str,
+    search: Callable[[str, int], list[list[Hit]]],
+    weights: Sequence[float],
+    top_k: int,
+) -> list[list[Hit]]:
+    """Search by vectors or by words, or by both, and fuse the two rankings of each query.
+
+    Args:
+        mode: "dense", "bm25" or "hybrid".
+        search: Takes "dense" or "bm25", and how many results are wanted of each query. It returns
+            named tuples with an ``id`` and a ``score``, the best first.
+        weights: See `fused_scores`.
+        top_k: How many results of each query, at most.
+    """
+    if mode != "hybrid":
+        return search(mode, top_k)
+    depth = max(top_k, FUSED_FROM)
+    fused = []
+    for near, worded in zip(search("dense", depth), search("bm25", depth), strict=True):
+        known = {hit.id: hit for hit in (*worded, *near)}  # Those by vectors know their passage.
+        scores = fused_scores([[hit.id for hit in near], [hit.id for hit in worded]], weights)
+        best = sorted(scores, key=lambda name: (-scores[name], name))
+        fused.append([known[name]._replace(score=scores[name]) for name in best[:top_k]])
+    return fused
