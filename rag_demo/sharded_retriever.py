@@ -77,8 +77,7 @@ class ShardedStore:
         """See `Store`."""
         every = [each.stats() for each in self._stores]
         fullest = max(every, key=lambda each: each.size)
-        nbytes = sum(each.nbytes for each in every)
-        return replace(fullest, size=sum(each.size for each in every), nbytes=nbytes)
+        return replace(fullest, size=self.count, nbytes=sum(each.nbytes for each in every))
 
     def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
         """See `Store`."""

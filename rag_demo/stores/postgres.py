@@ -12,7 +12,6 @@ import json
 import logging
 import re
 import struct
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -43,14 +42,12 @@ from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import (
     COMPARISONS,
     JSON,
-    NUMBER,
     TEXT,
     All,
     Condition,
     Filter,
     Not,
     Where,
-    encode,
     parse_filter,
 )
 from rag_demo.stores.index_folder import Manifest
@@ -61,21 +58,7 @@ from rag_demo.vectors import Vectors, check_dimension, rounding
 from torch_utils import Resource
 from torch_utils.resource import closes_on_error
 
-_LARGEST = sys.float_info.max
 _Clause = tuple[str, list[Any]]
-
-
-def fact(value: Any) -> Any:
-    """Return a JSON value with one spelling for each number: 1 for 1.0."""
-    if isinstance(value, Mapping):
-        return {key: fact(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [fact(item) for item in value]
-    kind, code = encode(value)
-    if kind != NUMBER:
-        return value
-    code = max(-_LARGEST, min(code, _LARGEST))  # JSON has no infinity.
-    return int(code) if code == int(code) else code
 
 
 def compile_filter(where: Where) -> _Clause:
@@ -101,7 +84,7 @@ def _compiled(part: Filter) -> _Clause:
 
 
 def _condition(condition: Condition) -> _Clause:
-    key, name, wanted = condition.key, condition.operator, fact(condition.wanted)
+    key, name, wanted = condition.key, condition.operator, condition.wanted
     if name in COMPARISONS:
         if isinstance(wanted, bool):
             return "FALSE", []  # Only numbers and strings have an order.
@@ -133,7 +116,6 @@ _TABLES = ("manifest", "documents", "vectors", "bits", "postings", "hnsw")
 _VERSION = 1
 _CANDIDATES = 400  # of an approximate search
 _MORE = 8  # rows than are wanted, so that most exact searches need one statement
-_MOST_PLAIN = 1_900  # dimensions of a vector that fits into a page
 _INHERITED: list[Any] = []  # in a forked child: the pools of the parent, which are never used
 
 _CREATE = """
@@ -163,9 +145,9 @@ UPDATE {documents} SET metadata = %s, facts = %s, file = %s WHERE id = %s AND te
 """
 _REMOVE = """
 WITH gone AS (DELETE FROM {documents} WHERE id = ANY(%s) RETURNING number, words),
-v AS (DELETE FROM {vectors} USING gone WHERE document = number),
-b AS (DELETE FROM {bits} USING gone WHERE document = number),
-p AS (DELETE FROM {postings} USING gone WHERE document = number),
+v AS (DELETE FROM {vectors} WHERE document = ANY(ARRAY(SELECT number FROM gone))),
+b AS (DELETE FROM {bits} WHERE document = ANY(ARRAY(SELECT number FROM gone))),
+p AS (DELETE FROM {postings} WHERE document = ANY(ARRAY(SELECT number FROM gone))),
 sums AS (SELECT count(*) AS documents, coalesce(sum(words), 0) AS stems FROM gone)
 UPDATE {manifest} SET count = count - documents, words = words - stems FROM sums
 RETURNING documents, count
@@ -204,11 +186,12 @@ UNION SELECT 'words are missing' FROM {documents} d WHERE words <> (
 _WORDS = """
 WITH hits AS MATERIALIZED (SELECT p.document, p.count, p.words, t.term, t.weight
     FROM unnest(%s::text[], %s::integer[]) t (term, weight) JOIN {postings} p USING (term)),
-idf AS (SELECT term, ln(1 + (m.count - count(*) + 0.5::float8) / (count(*) + 0.5::float8)) AS idf
-    FROM hits, {manifest} m GROUP BY term, m.count),
+idf AS (SELECT term, ln(1 + ((SELECT count FROM {manifest}) - count(*) + 0.5::float8)
+        / (count(*) + 0.5::float8)) AS idf FROM hits GROUP BY term),
 best AS (SELECT h.document, sum(round(1e9::float8 * h.weight * i.idf * 2.2::float8 * h.count
-        / (h.count + 0.3::float8 + 0.9::float8 * h.words * m.count / greatest(m.words, 1)))::bigint
-    ) AS score FROM {manifest} m, hits h JOIN idf i USING (term) WHERE <where>
+        / (h.count + 0.3::float8 + 0.9::float8 * h.words
+        / (SELECT greatest(words, 1)::float8 / count FROM {manifest})))::bigint) AS score
+    FROM hits h JOIN idf i USING (term) WHERE <where>
     GROUP BY h.document ORDER BY score DESC FETCH FIRST %s ROWS WITH TIES)
 SELECT d.id, best.score / 1e9 FROM best JOIN {documents} d ON d.number = best.document
 ORDER BY best.score DESC, d.id LIMIT %s
@@ -335,9 +318,8 @@ class PostgresStore(Resource):
         )
 
     def _create(self, run: _Run) -> None:
-        name = self._names["manifest"].as_string(None)
-        run("SELECT pg_advisory_xact_lock(hashtext(%s))", name)  # Another program may do this.
-        if run("SELECT to_regclass(%s)", name).fetchone() == (None,):
+        run("SELECT pg_advisory_xact_lock(hashtext('{manifest}'))")  # Another program may do this.
+        if run("SELECT to_regclass('{manifest}')").fetchone() == (None,):
             run("CREATE EXTENSION IF NOT EXISTS vector")
             run(_CREATE)
 
@@ -347,8 +329,7 @@ class PostgresStore(Resource):
 
     def pool_stats(self) -> dict[str, int]:
         """Return the figures of the pool of connections."""
-        stats: dict[str, int] = self._pool.get_stats()
-        return stats
+        return dict(self._pool.get_stats())
 
     def leave_to_parent(self) -> None:
         """In a forked child, forget the connections of the parent process."""
@@ -381,7 +362,7 @@ class PostgresStore(Resource):
     def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
         """See `Store`."""
         has_vectors = batch.has_vectors.tolist()
-        facts = [Jsonb(fact(each.metadata)) for each in batch.documents]
+        facts = [Jsonb(each.metadata) for each in batch.documents]
         stems = [Counter(stems_of(each.text, _LANGUAGE)) for each in batch.documents]
         with self._transaction(change=True) as (run, state):
             refuse_other_vectors(state.model, batch.identity)
@@ -409,8 +390,7 @@ class PostgresStore(Resource):
                     check_dimension(batch.vectors, state.dimension)
                 run("DROP INDEX IF EXISTS {hnsw}")
                 # Vectors in the rows themselves are read twice as fast as those beside them.
-                storage = "PLAIN" if dimension <= _MOST_PLAIN else "EXTERNAL"
-                run(f"ALTER TABLE {{vectors}} ALTER embedding SET STORAGE {storage}")
+                run("ALTER TABLE {vectors} ALTER embedding SET STORAGE MAIN")
             run.copy("documents", "int8 int4 text text text jsonb text", (
                 (number, words.total(), name, text, json.dumps(metadata), known, file)
                 for number, (name, text, metadata, file), known, words in new
@@ -433,9 +413,8 @@ class PostgresStore(Resource):
 
     def of_files(self, files: Sequence[str] | None) -> list[str]:
         """Return the ids of the documents of files; None for all documents."""
-        if files is None:
-            return list(self.ids())
-        return self._column("SELECT id FROM {documents} WHERE file = ANY(%s)", list(files))
+        query = "SELECT id FROM {documents} WHERE file = ANY(%s) OR %s"
+        return self._column(query, list(files or ()), files is None)
 
     def use_language(self, language: str) -> None:
         """Refuse another language of stems than the one of every index in a database."""
@@ -495,8 +474,10 @@ class PostgresStore(Resource):
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
         query = "SELECT id, text, metadata, file FROM {documents} WHERE id = ANY(%s)"
-        rows = self._rows(query, list(ids))
-        found = {row[0]: Document(row[0], row[1], json.loads(row[2]), row[3]) for row in rows}
+        found = {
+            name: Document(name, text, json.loads(metadata), file)
+            for name, text, metadata, file in self._rows(query, list(ids))
+        }
         return [found.get(name) for name in ids]
 
     def ids(self) -> Iterator[str]:
@@ -603,8 +584,8 @@ class PostgresStore(Resource):
             ) from None
         except (psycopg.DataError, UnicodeEncodeError) as error:
             raise UnstorableError(
-                f"Postgres cannot keep NUL or a lone surrogate ({_on_one_line(error)}); "
-                "remove that character, or use an index in a folder"
+                "Postgres knows no NUL, no lone surrogate and no infinity: "
+                f"{_on_one_line(error)}; remove it, or use an index in a folder"
             ) from None
         except psycopg.Error as error:
             raise PostgresError(
