@@ -13,15 +13,14 @@ from typing import Any
 
 from rag_demo.errors import RagDemoError
 
-_INHERITED: list[sqlite3.Connection] = []  # in a forked child: never used and never closed
+_INHERITED: list[object] = []  # in a forked child: never used and never closed
 
+# Their method `leave_to_parent` returns what a forked child must not close.
 FORK_AWARE: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Objects with a method `leave_to_parent`, which is called in a forked child."""
 
 
 def _after_fork() -> None:
-    for each in list(FORK_AWARE):
-        each.leave_to_parent()
+    _INHERITED.extend([each.leave_to_parent() for each in FORK_AWARE])
 
 
 if hasattr(os, "register_at_fork"):
@@ -80,11 +79,11 @@ class Database:
                 self._finalizer()
             self._connection = None
 
-    def leave_to_parent(self) -> None:
-        """In a forked child, forget the connection of the parent process."""
+    def leave_to_parent(self) -> object:
+        """In a forked child, forget and return the connection of the parent process."""
         self._lock = threading.RLock()
         self._is_lost = self.is_only_here
-        if self._finalizer is not None and self._connection is not None:
-            _INHERITED.append(self._connection)
+        if self._finalizer is not None:
             self._finalizer.detach()
-            self._connection = self._finalizer = None
+        inherited, self._connection = self._connection, None
+        return inherited

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import rag_demo  # Its names are imported when they are used.
+
 if TYPE_CHECKING:
     from rag_demo.stores.index_folder import Manifest
 
@@ -45,12 +47,8 @@ def load_manifest(place: Any) -> Manifest:
 def make_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
     """Create an empty retriever of the kind "torch" or "faiss"."""
     if kind == "faiss":
-        from rag_demo.faiss_retriever import FaissRetriever
-
-        return FaissRetriever(embedder)
-    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
-
-    return PyTorchGPURetriever(embedder, device=device)
+        return rag_demo.FaissRetriever(embedder)
+    return rag_demo.PyTorchGPURetriever(embedder, device=device)
 
 
 def open_indexes(
@@ -76,12 +74,6 @@ def open_indexes(
             opened.append(stack.enter_context(make()))
             opened[-1].load(place, check=check)
         else:
-            from rag_demo.pgvector_retriever import PgVectorRetriever
-
-            retriever = PgVectorRetriever(embedder, place.conninfo, place.table)
+            retriever = rag_demo.PgVectorRetriever(embedder, place.conninfo, place.table)
             opened.append(stack.enter_context(retriever))
-    if len(opened) == 1:
-        return opened[0]
-    from rag_demo.sharded_retriever import ShardedRetriever
-
-    return stack.enter_context(ShardedRetriever(opened))
+    return opened[0] if len(opened) == 1 else stack.enter_context(rag_demo.ShardedRetriever(opened))

@@ -16,7 +16,7 @@ from rag_demo.retriever import Retriever
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
 from rag_demo.stores.ranking import by_mode
-from rag_demo.stores.store import EmbeddedBatch, Store, unused_ids
+from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.vectors import Vectors
 from torch_utils.resource import closes_on_error
 
@@ -44,21 +44,16 @@ class ShardedRetriever(Retriever):
         self.shards = list(shards)
         if not self.shards:
             raise ValueError("shards must have at least one retriever, got none")
-        store = ShardedStore([shard.store for shard in self.shards])
-        super().__init__(self.shards[0].embedding_model, store)
-
-    def _release(self) -> None:
-        with contextlib.ExitStack() as stack:  # Each is closed, even if another one fails.
-            for shard in getattr(self, "shards", ()):
-                stack.callback(shard.close)
+        super().__init__(self.shards[0].embedding_model, ShardedStore(self.shards))
+        self.store.identity  # noqa: B018  (the models are compared)
 
 
 class ShardedStore:
-    """A `Store` over other stores, which it does not close."""
+    """A `Store` over those of retrievers, which it closes."""
 
-    def __init__(self, stores: Sequence[Store]) -> None:
-        self._stores, self._lock = stores, threading.RLock()
-        self.identity  # noqa: B018  (the models are compared)
+    def __init__(self, shards: Sequence[Retriever]) -> None:
+        self._shards, self._stores = shards, [each.store for each in shards]
+        self._lock = threading.RLock()
 
     @property
     def identity(self) -> ModelIdentity | None:
@@ -144,5 +139,8 @@ class ShardedStore:
             found = by_mode(mode, best, weights, top_k)
         return [[each._replace(rank=n) for n, each in enumerate(one, start=1)] for one in found]
 
-    def close(self) -> object:
-        """Do nothing: the retrievers close their stores."""
+    def close(self) -> None:
+        """Close all retrievers, even if one fails."""
+        with contextlib.ExitStack() as stack:
+            for each in self._shards:
+                stack.callback(each.close)

@@ -92,7 +92,7 @@ def _condition(condition: Condition) -> _Clause:
         clause = f"coalesce(jsonb_path_exists(facts -> %s::text, '{path}', %s::jsonb, TRUE), FALSE)"
         return clause, [key, json.dumps({"wanted": wanted})]
     several = wanted if name in ("$in", "$nin") else [wanted]
-    codes = [json.dumps(each) for each in several if each == each]  # Nothing equals NaN.
+    codes = sorted({json.dumps(each) for each in several if each == each})  # Nothing equals NaN.
     if name in ("$ne", "$nin"):
         return "(facts ? %s::text AND facts -> %s::text <> ALL(%s::jsonb[]))", [key, key, codes]
     if name == "$contains":
@@ -116,7 +116,6 @@ _TABLES = ("manifest", "documents", "vectors", "bits", "postings", "hnsw")
 _VERSION = 1
 _CANDIDATES = 400  # of an approximate search
 _MORE = 8  # rows than are wanted, so that most exact searches need one statement
-_INHERITED: list[Any] = []  # in a forked child: the pools of the parent, which are never used
 
 _CREATE = """
 CREATE TABLE {manifest} (version integer, model text, dimension integer, source text,
@@ -224,10 +223,12 @@ class PostgresUrl:
                 table = options.pop("table", table)
                 address = parts._replace(query=urlencode(options, quote_via=quote)).geturl()
             known = defaultdict(str, conninfo_to_dict(address))
+            if "@" in known["host"]:  # It begins in a password that has an @.
+                raise ValueError
         except (ValueError, psycopg.Error):  # Their messages may quote the password.
             raise PostgresError(
                 "the address of the database is invalid; "
-                "write postgresql://USER:PASSWORD@HOST:PORT/DATABASE?table=NAME"
+                "write postgresql://USER:PASSWORD@HOST:PORT/DATABASE?table=NAME, with %40 for @"
             ) from None
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,50}", table):  # Postgres cuts off longer names.
             raise PostgresError(
@@ -331,10 +332,10 @@ class PostgresStore(Resource):
         """Return the figures of the pool of connections."""
         return dict(self._pool.get_stats())
 
-    def leave_to_parent(self) -> None:
-        """In a forked child, forget the connections of the parent process."""
-        _INHERITED.append(self._pool)
-        self._pool = self._new_pool()
+    def leave_to_parent(self) -> object:
+        """In a forked child, forget and return the connections of the parent process."""
+        inherited, self._pool = self._pool, self._new_pool()
+        return inherited
 
     @property
     def manifest(self) -> Manifest:
@@ -622,10 +623,7 @@ def _described(run: _Run, query: str, hits: Sequence[SearchResult]) -> list[Sear
     results = []
     for rank, hit in enumerate(hits, start=1):
         text, metadata, spans = known[hit.id]
-        span = hit.passage
-        if span is None and spans:
-            start, stop = best_span(query, text, spans, _LANGUAGE)
-            span = (start, stop)
-        passage = span if span and span[1] else None
+        best: Any = hit.passage or (spans and best_span(query, text, spans, _LANGUAGE))
+        passage = tuple(best) if best and best[1] else None
         results.append(SearchResult(rank, hit.score, hit.id, text, json.loads(metadata), passage))
     return results

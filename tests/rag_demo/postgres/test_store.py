@@ -284,6 +284,7 @@ def test_exhausted_pool_and_long_locks_end_in_one_line(server: PostgresServer, t
         "postgresql://tester:wr0ng-pass@127.0.0.1:1/postgres",
         "postgresql://tester:wr0ng-pass@127.0.0.1:port/postgres",
         "postgresql://tester:wr0ng-pass%@127.0.0.1:{port}/postgres",
+        "postgresql://tester:an@wr0ng-pass@127.0.0.1:{port}/postgres",
         "postgresql://tester:wr0ng-pass@[127.0.0.1:{port}/postgres",
         "host=127.0.0.1 password=wr0ng-pass user",
         "postgresql://tester:wr0ng-pass@127.0.0.1:{port}/postgres?unknown=option",
