@@ -89,11 +89,9 @@ class ShardedStore:
                 chosen = shards == n
                 rows, places = chosen[batch.owners], np.cumsum(chosen) - 1
                 some, owners = list(compress(batch.documents, chosen)), places[batch.owners[rows]]
-                self._stores[n].upsert(
-                    EmbeddedBatch(
-                        some, owners, batch.spans[rows], batch.vectors[rows], batch.identity
-                    )
-                )
+                spans, vectors = batch.spans[rows], batch.vectors[rows]
+                part = EmbeddedBatch(some, owners, spans, vectors, batch.identity)
+                self._stores[n].upsert(part)
             return ids
 
     def delete(self, ids: Sequence[str]) -> int:

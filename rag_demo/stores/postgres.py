@@ -15,6 +15,7 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -93,21 +94,18 @@ def _condition(condition: Condition) -> _Clause:
         return clause, [key, json.dumps({"wanted": wanted})]
     several = wanted if name in ("$in", "$nin") else [wanted]
     codes = sorted({json.dumps(each) for each in several if each == each})  # Nothing equals NaN.
-    if name in ("$ne", "$nin"):
-        return "(facts ? %s::text AND facts -> %s::text <> ALL(%s::jsonb[]))", [key, key, codes]
     if name == "$contains":
         items = "jsonb_path_query(facts -> %s::text, 'strict $[*]', silent => TRUE) item"
-        clause = f"EXISTS (SELECT FROM {items} WHERE item = ANY(%s::jsonb[]))"
-        if not isinstance(wanted, str):
-            return clause, [key, codes]
         part = "jsonb_typeof(facts -> %s::text) = 'string' AND strpos(facts ->> %s::text, %s) > 0"
-        return f"({clause} OR facts ? %s::text AND {part})", [key, codes, key, key, key, wanted]
-    clause = "coalesce(facts -> %s::text = ANY(%s::jsonb[]), FALSE)"
-    if len(codes) != 1:
-        return clause, [key, codes]
-    # An index of the metadata finds those that may match.
-    prefilter = "facts @> jsonb_build_object(%s::text, %s::jsonb)"
-    return f"({prefilter} AND {clause})", [key, *codes, key, codes]
+        clause = f"(EXISTS (SELECT FROM {items} WHERE item = ANY(%s::jsonb[])) OR {part}) IS TRUE"
+        return clause, [key, codes, key, key, wanted if isinstance(wanted, str) else None]
+    test = "<> ALL" if name in ("$ne", "$nin") else "= ANY"
+    clause = f"(facts ? %s::text AND facts -> %s::text {test} (%s::jsonb[]))"
+    values = [key, key, codes]
+    if test == "= ANY" and len(codes) == 1:  # An index of the metadata finds what may match.
+        clause = f"(facts @> jsonb_build_object(%s::text, %s::jsonb) AND {clause})"
+        values = [key, *codes, *values]
+    return clause, values
 
 
 DEFAULT_TABLE = "rag_demo"
@@ -118,6 +116,7 @@ _CANDIDATES = 400  # of an approximate search
 _MORE = 8  # rows than are wanted, so that most exact searches need one statement
 
 _CREATE = """
+CREATE EXTENSION IF NOT EXISTS vector;
 CREATE TABLE {manifest} (version integer, model text, dimension integer, source text,
     finished boolean, count bigint, words bigint, next bigint);
 INSERT INTO {manifest} VALUES (1, NULL, 0, NULL, TRUE, 0, 0, 0);
@@ -244,16 +243,16 @@ class PostgresUrl:
 class _Run:
     """Runs statements of one transaction, in which braces name the tables."""
 
-    def __init__(self, cursor: Any, names: Mapping[str, Any]) -> None:
-        self._cursor, self._names, self._sql = cursor, names, sql.SQL
+    def __init__(self, connection: Any, names: Mapping[str, Any]) -> None:
+        self._connection, self._names, self._sql = connection, names, sql.SQL
 
     def __call__(self, template: str, *values: Any) -> Any:
-        return self._cursor.execute(self._sql(template).format(**self._names), values or None)
+        return self._connection.execute(self._sql(template).format(**self._names), values or None)
 
     def copy(self, table: str, types: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Add rows to a table."""
         query = self._sql(f"COPY {{{table}}} FROM STDIN (FORMAT BINARY)").format(**self._names)
-        with self._cursor.copy(query) as copy:
+        with self._connection.cursor().copy(query) as copy:
             copy.set_types(types.split())
             for row in rows:
                 copy.write_row(row)
@@ -302,8 +301,11 @@ class PostgresStore(Resource):
         wait_s = max(2, int(timeout_s))
         # An error of the pool would not name the reason.
         with self._errors(), psycopg.connect(url.conninfo, connect_timeout=wait_s) as connection:
+            run = _Run(connection, self._names)
             if create:
-                self._create(_Run(connection, self._names))
+                run("SELECT pg_advisory_xact_lock(hashtext('{manifest}'))")  # Others may do this.
+                if run("SELECT to_regclass('{manifest}')").fetchone() == (None,):
+                    run(_CREATE)
         self.manifest  # noqa: B018  (the model is checked)
 
     def _new_pool(self) -> Any:
@@ -317,12 +319,6 @@ class PostgresStore(Resource):
             kwargs={"prepare_threshold": None},  # Each filter has its own plan.
             open=False,
         )
-
-    def _create(self, run: _Run) -> None:
-        run("SELECT pg_advisory_xact_lock(hashtext('{manifest}'))")  # Another program may do this.
-        if run("SELECT to_regclass('{manifest}')").fetchone() == (None,):
-            run("CREATE EXTENSION IF NOT EXISTS vector")
-            run(_CREATE)
 
     def _release(self) -> None:
         if hasattr(self, "_pool"):  # `__init__` may have raised.
@@ -362,7 +358,6 @@ class PostgresStore(Resource):
 
     def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
         """See `Store`."""
-        has_vectors = batch.has_vectors.tolist()
         facts = [Jsonb(each.metadata) for each in batch.documents]
         stems = [Counter(stems_of(each.text, _LANGUAGE)) for each in batch.documents]
         with self._transaction(change=True) as (run, state):
@@ -373,17 +368,15 @@ class PostgresStore(Resource):
                 batch = batch.with_ids(
                     unused_ids(lambda ids: {n for (n,) in run(query, ids)}, first, count)
                 )
-            new = []
-            for n, document in enumerate(batch.documents):
-                name, text, metadata, file = document
-                described = json.dumps(metadata), facts[n], file
-                if has_vectors[n]:
-                    new.append((first + n, document, facts[n], stems[n]))
-                elif not run(_REDESCRIBE, *described, name, text).rowcount:
+            numbers = range(first, first + count)
+            rows = list(zip(numbers, batch.documents, facts, stems, strict=True))
+            for _, (name, text, metadata, file), known, _ in compress(rows, ~batch.has_vectors):
+                if not run(_REDESCRIBE, json.dumps(metadata), known, file, name, text).rowcount:
                     raise ValueError(
                         f"the document {short_repr(name)} has no vectors, and the store has no "
                         "document with this id and text; embed it"
                     )
+            new = list(compress(rows, batch.has_vectors))
             ((_, left),) = run(_REMOVE, [each.id for _, each, _, _ in new])
             dimension = batch.vectors.shape[1] if new else state.dimension
             if dimension != state.dimension:
@@ -401,10 +394,10 @@ class PostgresStore(Resource):
                 for number, _, _, words in new for word, count in words.items()
             ))  # fmt: skip
             head, raw = struct.pack(">HH", dimension, 0), batch.vectors.astype(">f4")
-            rows = zip((first + batch.owners).tolist(), batch.spans.tolist(), raw, strict=True)
+            parts = zip((first + batch.owners).tolist(), batch.spans.tolist(), raw, strict=True)
             run.copy("vectors", "int8 int4 int4 int4 bytea", (
                 (number, place, *span, head + bytes(vector))
-                for place, (number, span, vector) in enumerate(rows)
+                for place, (number, span, vector) in enumerate(parts)
             ))  # fmt: skip
             run(_FILL_BITS, first)
             model = json.dumps(asdict(batch.identity)) if batch.identity else None
@@ -549,29 +542,28 @@ class PostgresStore(Resource):
     @contextlib.contextmanager
     def _transaction(self, *, change: bool = False) -> Iterator[tuple[_Run, Manifest]]:
         """Begin a transaction that sees one state, or that alone changes the index."""
-        with self._errors(), contextlib.ExitStack() as stack:
+        with self._errors():
             self.ensure_open()
             self._pool.open()  # A forked child does so at its first query.
-            connection = stack.enter_context(self._pool.connection())
-            cursor = stack.enter_context(connection.cursor())
-            level = IsolationLevel.READ_COMMITTED if change else IsolationLevel.REPEATABLE_READ
-            connection.isolation_level, connection.read_only = level, not change
-            run, limit = _Run(cursor, self._names), str(int(1000 * self.timeout_s))
-            run(_LIMITS, limit, "0" if change else limit)
-            row = run(_READ + (" FOR UPDATE" if change else "")).fetchone()
-            if row is None or row[0] != _VERSION:
-                raise IndexVersionError(
-                    f"{self.url} has the version {row and row[0]}, but this program reads "
-                    f"{_VERSION}; use another version of rag_demo, or name another table"
-                )
-            version, made_by, dimension, source, finished, count, number = row
-            model: Any = ModelIdentity(**json.loads(made_by)) if made_by and count else None
-            if model is not None and self._identity is not None:
-                refuse_other_model(self.url, model, self._identity)
-            yield run, Manifest(
-                model, source, finished, dimension, count=count, next_number=number,
-                commit=f"{number} {count}", version=version,
-            )  # fmt: skip
+            with self._pool.connection() as connection:
+                level = IsolationLevel.READ_COMMITTED if change else IsolationLevel.REPEATABLE_READ
+                connection.isolation_level, connection.read_only = level, not change
+                run, limit = _Run(connection, self._names), str(int(1000 * self.timeout_s))
+                run(_LIMITS, limit, "0" if change else limit)
+                row = run(_READ + (" FOR UPDATE" if change else "")).fetchone()
+                if row is None or row[0] != _VERSION:
+                    raise IndexVersionError(
+                        f"{self.url} has the version {row and row[0]}, but this program reads "
+                        f"{_VERSION}; use another version of rag_demo, or name another table"
+                    )
+                version, made_by, dimension, source, finished, count, number = row
+                model: Any = ModelIdentity(**json.loads(made_by)) if made_by and count else None
+                if model is not None and self._identity is not None:
+                    refuse_other_model(self.url, model, self._identity)
+                yield run, Manifest(
+                    model, source, finished, dimension, count=count, next_number=number,
+                    commit=f"{number} {count}", version=version,
+                )  # fmt: skip
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
