@@ -434,8 +434,7 @@ class PostgresStore(Resource):
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
         with self._transaction() as (run, _):
-            rows: list[Any] = run(query, *values).fetchall()
-            return rows
+            return list(run(query, *values))
 
     def kinds(self) -> dict[str, set[int]]:
         """Return the keys of metadata, each with `TEXT` if a value is text, or else `JSON`."""

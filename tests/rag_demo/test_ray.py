@@ -115,6 +115,17 @@ def test_killed_driver_leaves_no_actor_and_the_next_run_continues(tmp_path: Path
     assert f"done 40 {indexed}" in stdout
 
 
+def test_loss_of_all_actors_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    run = Run(tmp_path, count=10**6)
+    run.wait_for_progress()
+    for pid in run.pids():
+        os.kill(pid, signal.SIGKILL)
+    code, _, stderr = run.end()
+    assert code == 1
+    assert "all actors are lost; run the same command again" in stderr.splitlines()[-1]
+    assert run.ids()
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A cluster of one node, which hands this environment to its actors."""
