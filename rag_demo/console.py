@@ -59,7 +59,7 @@ def print_results(
         click.echo(json.dumps({"question": query, "results": records}))
         return
     form, most = "{}\t{:.4g}\t{}\t{}", None
-    if sys.stdout.isatty():
+    if sys.stdout is not None and sys.stdout.isatty():  # It may be closed.
         form, most, with_query = "{:>3}  {:.4g}  {}\n     {}", _SHOWN_CHARS, True
     if with_query:
         click.echo(f"# {on_one_line(query)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import cast
 
 from rag_demo.retriever import BasicEmbedder, LocalRetriever
+from rag_demo.searching.arguments import check_device
 from rag_demo.stores.local import LocalStore
 from rag_demo.stores.tensor_vectors import TensorVectors
 from torch_utils import get_optimal_device, release
@@ -61,6 +62,7 @@ class PyTorchGPURetriever(LocalRetriever):
             raise TypeError(f"memory_budget must be a whole number, got {memory_budget!r}")
         if memory_budget is not None and memory_budget < 1:
             raise ValueError(f"memory_budget must be positive, got {memory_budget}")
+        check_device(device)
         self.device = device or get_optimal_device()
         self.dtype = dtype
         self.memory_budget = memory_budget

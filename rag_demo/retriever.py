@@ -8,6 +8,7 @@ a folder.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -361,6 +362,8 @@ class LocalRetriever(Retriever):
 
         Raises:
             RagDemoError: pyarrow is not installed.
+            ValueError: A text contains lone surrogates, which Parquet cannot store.
+            OSError: The file cannot be written. An earlier one stays.
         """
         self.ensure_open()
         arrow()
@@ -368,11 +371,15 @@ class LocalRetriever(Retriever):
 
         tables = (batch.to_arrow() for batch in self.store.batches())
         first = next(tables, None) or EmbeddedBatch.without_vectors([]).to_arrow()
-        count = 0
-        with parquet.ParquetWriter(path, first.schema) as writer:
-            for table in chain([first], tables):
-                writer.write_table(table)
-                count += table.num_rows
+        count, part = 0, Path(f"{os.fspath(path)}.part")
+        try:
+            with parquet.ParquetWriter(part, first.schema) as writer:
+                for table in chain([first], tables):
+                    writer.write_table(table)
+                    count += table.num_rows
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
         return count
 
     def import_parquet(self, path: str | Path) -> int:

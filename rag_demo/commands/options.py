@@ -18,7 +18,7 @@ import click
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.places import as_place, load_manifest, make_retriever, open_database, open_indexes
 from rag_demo.printable import on_one_line, printable
-from rag_demo.searching.arguments import MODES
+from rag_demo.searching.arguments import MODES, check_device
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
@@ -42,8 +42,19 @@ model_option = click.option(
 made_by_option = click.option(
     "--model", help="A folder or name. [default: the model that made the index]"
 )
+
+
+def _check_device(context: click.Context, parameter: click.Parameter, device: Any) -> Any:
+    try:
+        check_device(device)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return device
+
+
 device_option = click.option(
     "--device",
+    callback=_check_device,
     help="Device to compute on: cpu, cuda, cuda:1, mps or xpu. [default: the best available]",
 )
 dtype_option = click.option(

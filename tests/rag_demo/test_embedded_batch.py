@@ -93,6 +93,13 @@ def test_documents_come_back_from_parquet(kind: Any, tmp_path: Path) -> None:
         retriever.update_metadata(["7"], [{"n": -7}])
         retriever.delete(["8"])
         assert retriever.export_parquet(file) == 5000
+        before = file.read_bytes()
+        retriever.add(["another text"], ids=["\ud800"])
+        with pytest.raises(ValueError, match="surrogates"):
+            retriever.export_parquet(file)
+        retriever.delete(["\ud800"])
+        assert file.read_bytes() == before
+        assert list(file.parent.iterdir()) == [file]
         with kind(Hashed()) as other:
             assert other.import_parquet(file) == 5000
             query = "Paragraph 17 golf echo"
