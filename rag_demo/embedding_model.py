@@ -98,7 +98,8 @@ class EmbeddingModel(Resource):
                 raise error(f"{what} must be a positive whole number, got {value!r}")
         if dtype not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f'dtype must be "float32", "bfloat16" or "float16", got {dtype!r}')
-        if not {"query", "document"}.issuperset(prompts or {}):
+        are_texts = all(isinstance(prompt, str) for prompt in (prompts or {}).values())
+        if not are_texts or not {"query", "document"}.issuperset(prompts or {}):
             raise ValueError(f'prompts must map "query" or "document" to str, got {prompts!r}')
         self.name = str(model_name_or_path or DEFAULT_MODEL)
         self._is_default = model_name_or_path in (None, DEFAULT_MODEL)
@@ -179,17 +180,20 @@ class EmbeddingModel(Resource):
             path, found = self._find()
             expected = self._identity or found
             self.device = self.device or get_optimal_device()
-            self._encoder = load_encoder(
+            encoder = load_encoder(
                 path, self.device, self._dtype, self.prompts, self._trust_remote_code
             )
-            found = self._find()[1]
-            if expected.fingerprint and not found.is_same(expected):
-                self.unload_model()
-                raise ModelError(
-                    f"the files of {self.name} have changed since this object first read them; "
-                    "create another EmbeddingModel, and embed the texts again"
-                )
-            self._identity = found
+            try:
+                found = self._find()[1]
+                if expected.fingerprint and not found.is_same(expected):
+                    raise ModelError(
+                        f"the files of {self.name} have changed since this object first read them; "
+                        "create another EmbeddingModel, and embed the texts again"
+                    )
+            except BaseException:  # After an interrupt too, nothing else would release it.
+                release(encoder)
+                raise
+            self._identity, self._encoder = found, encoder
             self._was_unloaded = False
             log.debug("loaded %s on %s", self.name, self.device)
             return True

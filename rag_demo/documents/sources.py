@@ -207,7 +207,9 @@ def _document(line: bytes, number: int, text_field: str, name: str, prefix: str)
 
 def _read_stdin(reading: Reading) -> Iterator[Document]:
     """Read JSON lines if standard input begins with "{", else one text."""
-    stdin: Any = io.BufferedReader(sys.stdin.buffer)
+    stdin: Any = sys.stdin.buffer
+    if not isinstance(stdin, io.BufferedReader):  # A stand-in; a second buffer would wait longer.
+        stdin = io.BufferedReader(stdin)
     try:
         if stdin.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
             yield from _read_lines(stdin, "stdin", _refuse, reading.text_field)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -104,7 +105,10 @@ class Embedder:
             on_progress: Called with the number of texts embedded since the last call.
         """
         embed: Any = self._model.embed_documents
-        if on_progress is not None and "on_progress" in inspect.signature(embed).parameters:
+        parameters: Any = ()
+        with contextlib.suppress(ValueError):  # A function in C may have no signature.
+            parameters = inspect.signature(embed).parameters
+        if on_progress is not None and "on_progress" in parameters:
             return embed(list(texts), on_progress=on_progress)
         vectors = embed(list(texts))
         if on_progress is not None:

@@ -61,9 +61,12 @@ _PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
 _MOST_GONE = 1 << 10  # rows or numbers of deleted documents that are never worth a copy
 _ATTEMPTS = 20  # another process may replace the files while they are being opened
-_IS_BUSY = re.compile("lock|busy")  # in messages of SQLite
+_IS_BUSY = re.compile("database .*is locked|locking protocol")  # beginnings of SQLite's messages
 # Those about a disk, a quota or a permission. The database may be intact.
-_IS_TRANSIENT = re.compile("unable to open|disk I/O|is full|readonly|interrupted|out of memory")
+_IS_TRANSIENT = re.compile(
+    "unable to open|disk I/O|database or disk is full|attempt to write a readonly|interrupted"
+    "|out of memory"
+)
 
 Passages = npt.NDArray[np.int32]
 _Result = TypeVar("_Result")
@@ -247,7 +250,7 @@ def index_errors(path: Path, verb: str = "read") -> Iterator[None]:
     """Turn errors of SQLite and damaged rows into this package's.
 
     Args:
-        path: The database, or the folder.
+        path: The database.
         verb: What is impossible if the database may be intact: it cannot be "read" or "written".
     """
     try:
@@ -256,9 +259,9 @@ def index_errors(path: Path, verb: str = "read") -> Iterator[None]:
         raise  # A mistake of this program, such as a closed connection.
     except (sqlite3.Error, DamagedRowError) as error:
         if isinstance(error, sqlite3.OperationalError):
-            if _IS_BUSY.search(str(error)):
-                raise busy(path) from None
-            if _IS_TRANSIENT.search(str(error)):
+            if _IS_BUSY.match(str(error)):
+                raise busy(path.parent) from None
+            if _IS_TRANSIENT.match(str(error)):
                 raise UnreadableIndexError(
                     f"'{path}' cannot be {verb}: {error}; "
                     "check its permissions, free some space, and try again"
@@ -404,7 +407,12 @@ class SavedIndex:
             with self.documents.use():  # It stays open, even if the file is removed.
                 pass
             self.words = manifest.words(self.folder)
-            self.words_index = None if self.words is None else self.words.open()
+            self.words_index = None
+            try:
+                self.words_index = self.words and self.words.open()
+            except FileNotFoundError:
+                if read_manifest(self.folder).commit != manifest.commit:
+                    raise  # A writer has replaced all files meanwhile.
             stack.pop_all()
 
     def verify(self) -> None:
@@ -414,19 +422,20 @@ class SavedIndex:
             IndexFileError: Something is damaged.
         """
         self.check()
-        with self.documents.use():
-            if sum(1 for _ in self.documents.stream(self.alive)) != self.manifest.count:
-                raise DamagedRowError("documents are missing")
-        # It was compared when it was opened.
-        if self.words is not None and self.words_index is None and not self.words.is_whole:
-            raise damaged(self.words.folder, "its checksum is wrong")
+        words = self.words
+        if words is None or self.words_index is not None:  # It was compared when it was opened.
+            return
+        if not words.folder.is_dir() or not words.is_whole:
+            raise damaged(words.folder, "it is missing, or its checksum is wrong")
 
     def check(self) -> None:
-        """Check the structure of the database, and all vectors."""
+        """Check the database with all documents, and all vectors."""
         with self.documents.use() as connection:  # Also the attached database.
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise DamagedRowError(found)
+            if sum(1 for _ in self.documents.stream(self.alive)) != self.manifest.count:
+                raise DamagedRowError("documents are missing")
         self.check_vectors()
 
     def check_length(self) -> None:

@@ -141,7 +141,7 @@ class IndexWriter:
         connect = partial(
             sqlite3.connect, path, timeout=5, isolation_level=None, check_same_thread=False
         )
-        errors = partial(index_errors, self.folder, "written")
+        errors = partial(index_errors, path, "written")
         self.documents = DocumentTable(connect, translate_errors=errors)
         with self.documents.use() as connection:
             connection.execute("PRAGMA synchronous = FULL")
@@ -212,7 +212,8 @@ class IndexWriter:
         manifest, dimension = self._manifest, vectors.shape[1]
         if manifest.rows:
             check_dimension(vectors, manifest.dimension)
-        flags = os.O_WRONLY | (0 if manifest.rows else os.O_CREAT | os.O_EXCL)
+        # A file without rows may have some of a writer that was killed.
+        flags = os.O_WRONLY | (0 if manifest.rows else os.O_CREAT)
         with os.fdopen(os.open(self.folder / manifest.vectors_name, flags, 0o666), "wb") as file:
             file.seek(manifest.rows * dimension * 4)
             file.write(as_bytes(vectors))

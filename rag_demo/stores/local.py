@@ -40,8 +40,6 @@ from rag_demo.stores.words import TextIndex, best_span, check_language
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, check_dimension, renumbered
 from torch_utils import ResourceClosedError
 
-_MANY_TIES = 1 << 10
-
 
 class VectorRows(Protocol):
     """Rows of vectors of length 1: a snapshot that never changes.
@@ -225,7 +223,7 @@ class Snapshot:
 
     def order_of(self, numbers: Rows) -> Rows:
         """Return numbers that order documents by id."""
-        if len(numbers) < _MANY_TIES:
+        if 8 * len(numbers) < self.count:
             ids = self.documents.ids(numbers)
             place_of = {name: place for place, name in enumerate(sorted(set(ids)))}
             return np.asarray([place_of[name] for name in ids], np.int64)
@@ -476,7 +474,13 @@ class LocalStore:
     def batches(self) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors, as they are at the first batch."""
         with self._search() as snapshot:
-            yield from snapshot.batches()
+            batches = snapshot.batches()
+        while True:
+            with self._search():  # `close` does not wait for a caller that stops in between.
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[Snapshot]:

@@ -153,8 +153,10 @@ def _begin(folder: Path, known: WordsFolder | None) -> int:
         return known.end
     shutil.rmtree(folder, ignore_errors=True)
     if known is not None:
-        with contextlib.suppress(OSError, shutil.Error):  # A writer has removed it.
-            shutil.copytree(known.folder, folder)
+        with contextlib.suppress(OSError):  # A writer has removed it.
+            folder.mkdir()
+            for path in known.folder.iterdir():
+                shutil.copyfile(path, folder / path.name)  # Without a mode that forbids writing.
             if known._replace(folder=folder).open() is not None:
                 return known.end
         shutil.rmtree(folder, ignore_errors=True)
@@ -248,12 +250,15 @@ class TextIndex:
         with self._lock:
             if self.end >= len(alive):
                 return
-            known, self._own = self._own or self._saved, None  # After an error it is made again.
+            own, self._own = self._own, None  # After an error it is made again.
             try:
                 if self._remove is None:
                     made = tempfile.mkdtemp(prefix="rag-demo-")
                     self._remove = weakref.finalize(self, shutil.rmtree, made, True)
-                folder = Path(self._remove.peek()[2][0], "words")  # type: ignore[index]  # alive
+                # Not a folder of an earlier attempt: tantivy's threads may still write into it.
+                made = self._remove.peek()[2][0]  # type: ignore[index]  # alive
+                folder = own.folder if own else Path(tempfile.mkdtemp(dir=made), "words")
+                known = own or self._saved
                 self._index = index_words(folder, known, documents, alive, self.language)
             except (ValueError, OSError) as error:
                 raise RagDemoError(f"the full-text index cannot be written: {error}") from None
@@ -322,7 +327,8 @@ def stems_of(text: str, language: str, *, is_query: bool = False) -> list[str]:
         language: A language of PyStemmer, or "none" for the words as they are.
         is_query: See `rag_demo.stores.words.tokenize`.
     """
-    words = tokenize(text, is_query=is_query)
+    # Line by line: a character that is not ASCII makes the rest of its line slow.
+    words = [word for line in text.splitlines() for word in tokenize(line, is_query=is_query)]
     if language == "none":
         return words
     stop_words, stem = STOP_WORDS if language == "english" else frozenset(), _stemmer(language)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import sys
 from functools import partial
@@ -17,6 +18,7 @@ import pytest
 from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
 from support.rag_command import fail, info, succeed
 from support.small_collections import Hashed
+from torch_utils import ResourceClosedError
 
 TEXTS = [f"text{number}" for number in range(1_500)]
 
@@ -116,3 +118,62 @@ def test_snapshot_that_meets_another_one_is_one_line(index: Path, tmp_path: Path
         patch.setattr(Path, "rename", meet)
         assert "000001" in fail("snapshot", index, "--to", snapshots)
     assert [each.name for each in snapshots.iterdir()] == ["000001"]
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> tuple[Path, Path]:
+    """A source of two files, and the index that the command made of it."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.txt").write_text("the lock of the dépôt", "utf-8")
+    (source / "b.txt").write_text("another text", "utf-8")
+    succeed("index", source, "--out", tmp_path / "made")
+    return source, tmp_path / "made"
+
+
+def test_changed_byte_in_a_text_is_damage_and_index_repairs_it(
+    indexed: tuple[Path, Path],
+) -> None:
+    """The damaged text has a word of SQLite's message about writers."""
+    source, folder = indexed
+    (database,) = folder.glob("rag-demo-*.sqlite")
+    content = bytearray(database.read_bytes())
+    content[content.index("dépôt".encode()) + 1] = 0xFF
+    database.write_bytes(content)
+    assert "is damaged" in fail("search", folder, "lock", "--mode", "bm25")
+    assert "is damaged" in fail("verify", folder)
+    succeed("index", source, "--out", folder)
+    succeed("verify", folder)
+    assert info(folder)["texts"] == 2
+
+
+def test_missing_folder_of_words_is_made_again(indexed: tuple[Path, Path], tmp_path: Path) -> None:
+    _, folder = indexed
+    (words,) = folder.glob("words-*")
+    shutil.rmtree(words)
+    assert "a.txt" in succeed("search", folder, "lock", "--mode", "bm25")
+    assert "it is missing" in fail("verify", folder)
+    (tmp_path / "c.txt").write_text("more")
+    succeed("add", folder, tmp_path / "c.txt")
+    succeed("verify", folder)
+
+
+def test_vectors_of_a_killed_first_save_are_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    with contextlib.closing(PyTorchGPURetriever(Hashed())) as retriever:
+        retriever.save(folder)
+        (folder / "vectors-1.f32").write_bytes(b"rest" * 100)
+        retriever.add(["text"], ids=["text"])
+        retriever.save(folder)
+    succeed("verify", folder)
+    assert info(folder)["texts"] == 1
+
+
+def test_close_does_not_wait_for_an_export_that_has_failed() -> None:
+    retriever = PyTorchGPURetriever(Hashed())
+    retriever.add(TEXTS)
+    batches = retriever.store.batches()
+    next(batches)
+    retriever.close()
+    with pytest.raises(ResourceClosedError):
+        next(batches)

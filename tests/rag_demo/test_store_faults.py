@@ -285,8 +285,12 @@ def test_user_who_may_not_write_reads_beside_a_writer(kind: Any, tmp_path: Path)
     if os.geteuid():
         pytest.skip("only root can become another user")
     folder = tmp_path / "i"
-    saved(folder, *(f"t{n}" for n in range(60))).close()
+    saved(folder, *(f"t{n}" for n in range(61))).close()
+    succeed("delete", folder, "t60")  # This makes the folder of words.
     before = {path.name for path in folder.iterdir()}
+    assert any(name.startswith("words-") for name in before)
+    for each in (*folder.rglob("*"), folder):
+        each.chmod(each.stat().st_mode & 0o555)
     for each in (tmp_path, *tmp_path.parents):
         each.chmod(each.stat().st_mode | 0o055)
     child = os.fork()
