@@ -42,6 +42,7 @@ def shell(script: str, *arguments: str | Path) -> tuple[int, str, str]:
         ('rag-demo info "$1" | true; exit ${PIPESTATUS[0]}', 1, ""),
         ("rag-demo info $'/nowhere-\\xff-\\e[31m'", 2, r"/nowhere-\udcff-\x1b[31m"),
         ('(ulimit -f 0; rag-demo delete "$1" 0)', 2, "cannot be written"),
+        ('rag-demo search "$1" paris --mode bm25 >&-', 0, ""),
         ("rag-demo", 0, ""),
     ],
 )

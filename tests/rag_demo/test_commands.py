@@ -230,7 +230,7 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         ("search", index, "q", "--top-k", "x"): ("--top-k", "'x'"),
         ("search", index): ("no question given",),
         ("search", index, " "): ("question is empty",),
-        ("search", index, "q", "--device", "nonsense"): ("cannot be loaded: ", "nonsense"),
+        ("search", index, "q", "--device", "nonsense"): ("cannot be used: ", "nonsense"),
         ("search", index, "q", "--where", "lang"): ("'lang' is not a condition",),
         ("search", index, "q", "--where", "lang==en"): ("'lang==en' is not a condition", "quotes"),
         ("search", index, "q", "--where", "$or=1"): ("not a condition",),
