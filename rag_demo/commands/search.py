@@ -109,7 +109,7 @@ def _read_questions(questions: Sequence[str]) -> Iterator[list[str]]:
     """Yield batches of questions.
 
     Raises:
-        RagDemoError: There is no question.
+        RagDemoError: No question was given.
     """
     if questions:
         yield list(questions)

@@ -105,12 +105,13 @@ class Embedder:
             on_progress: Called with the number of texts embedded since the last call.
         """
         embed: Any = self._model.embed_documents
+        if on_progress is None:
+            return embed(list(texts))
         parameters: Any = ()
         with contextlib.suppress(ValueError):  # A function in C may have no signature.
             parameters = inspect.signature(embed).parameters
-        if on_progress is not None and "on_progress" in parameters:
+        if "on_progress" in parameters:
             return embed(list(texts), on_progress=on_progress)
         vectors = embed(list(texts))
-        if on_progress is not None:
-            on_progress(len(texts))
+        on_progress(len(texts))
         return vectors

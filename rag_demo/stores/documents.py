@@ -162,8 +162,7 @@ class DocumentTable(Database):
             if isinstance(part, AnyOf):
                 return np.asarray(np.any(masks, axis=0))
             return np.asarray(np.all([np.ones(stop, bool), *masks], axis=0))
-        negated = part.operator in ("$ne", "$nin")
-        if not negated:
+        if part.operator not in ("$ne", "$nin"):
             return self._holds(part, stop)
         # A condition never holds for a document without its key.
         query = "SELECT number FROM metadata WHERE item = 0 AND key IN ({})"
@@ -204,7 +203,7 @@ class DocumentTable(Database):
 
 
 def _tests(name: str, kind: int) -> list[str]:
-    """Return the tests of values of a kind, one of which must hold."""
+    """Return SQL tests for values of a kind; a document matches if one is true."""
     if name in COMPARISONS:  # Only numbers and strings have an order.
         return [f"item = 0 AND value {COMPARISONS[name]} {{}}"] * (kind in (NUMBER, TEXT))
     if name != "$contains":
