@@ -110,7 +110,7 @@ def minilm(method: str) -> dict[str, Any]:
     texts = [f"text {n} about the memory of a model and how it is given back" for n in range(5000)]
     minilm_model().encode(texts[:64])  # fills the caches of the libraries
     gc.collect()
-    torch_utils.memory.trim_host()
+    torch_utils.release(collect="never")
     empty = memory_snapshot().host
     held = {"model": minilm_model()}
     held["model"].encode(texts)

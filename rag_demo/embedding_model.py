@@ -22,8 +22,14 @@ from rag_demo.encoding.encoder import Kind, SentenceTransformersEncoder, loading
 from rag_demo.encoding.model_identity import DEFAULT_MODEL, ModelIdentity, identify, packaged_model
 from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError, checked_texts
 from rag_demo.vectors import Vectors, shortened
-from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
-from torch_utils.resource import closes_on_error
+from torch_utils import (
+    CleanupReport,
+    Resource,
+    closes_on_error,
+    find_batch_size,
+    get_optimal_device,
+    release,
+)
 
 if TYPE_CHECKING:
     from rag_demo.encoding.bert_encoder import BertEncoder

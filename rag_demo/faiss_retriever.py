@@ -17,8 +17,7 @@ from rag_demo.retriever import BasicEmbedder, LocalRetriever
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.stores.local import LocalStore
 from rag_demo.vectors import Mask, Rows, Vectors, rounding
-from torch_utils import release
-from torch_utils.resource import closes_on_error
+from torch_utils import closes_on_error, release
 
 __all__ = ["FaissRetriever"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rag_demo.encoding.embedder import BasicEmbedder, as_embedder, check_embedding_model
 from rag_demo.retriever import Retriever
 from rag_demo.stores.postgres import DEFAULT_TABLE, PostgresStore, PostgresUrl
-from torch_utils.resource import closes_on_error
+from torch_utils import closes_on_error
 
 __all__ = ["PgVectorRetriever"]
 

@@ -13,8 +13,7 @@ from rag_demo.retriever import BasicEmbedder, LocalRetriever
 from rag_demo.searching.arguments import check_device
 from rag_demo.stores.local import LocalStore
 from rag_demo.stores.tensor_vectors import TensorVectors
-from torch_utils import get_optimal_device, release
-from torch_utils.resource import closes_on_error
+from torch_utils import closes_on_error, get_optimal_device, release
 
 __all__ = ["PyTorchGPURetriever"]
 

@@ -24,8 +24,7 @@ from rag_demo.embedding_model import EmbeddingModel
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
-from torch_utils import Resource, __version__
-from torch_utils.resource import closes_on_error
+from torch_utils import Resource, __version__, closes_on_error
 
 _SLICE = 32  # texts of a call: a second or two of work, so that an actor can be closed soon
 _CALLS = 2  # for each actor, so that none waits for the driver

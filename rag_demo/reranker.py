@@ -18,8 +18,7 @@ import numpy as np
 from rag_demo.encoding.encoder import loading, sentence_transformers
 from rag_demo.errors import ModelError
 from rag_demo.searching.results import SearchResult
-from torch_utils import Resource, find_batch_size, get_optimal_device, release
-from torch_utils.resource import closes_on_error
+from torch_utils import Resource, closes_on_error, find_batch_size, get_optimal_device, release
 
 __all__ = ["Reranker"]
 

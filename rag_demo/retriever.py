@@ -33,8 +33,7 @@ from rag_demo.stores.ingest import embed
 from rag_demo.stores.local import LocalStore
 from rag_demo.stores.store import EmbeddedBatch, Store, arrow
 from rag_demo.vectors import normalized
-from torch_utils import Resource
-from torch_utils.resource import closes_on_error
+from torch_utils import Resource, closes_on_error
 
 if TYPE_CHECKING:
     from rag_demo.reranker import Reranker

@@ -18,7 +18,7 @@ from rag_demo.stores.filters import Where
 from rag_demo.stores.ranking import by_mode
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.vectors import Vectors
-from torch_utils.resource import closes_on_error
+from torch_utils import closes_on_error
 
 __all__ = ["ShardedRetriever"]
 

@@ -14,13 +14,32 @@ TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from typing import Any
 
+    from torch_utils._cleanup import SafePyTorchCleanup as SafePyTorchCleanup
+    from torch_utils._memory import DeviceInfo as DeviceInfo
+    from torch_utils._memory import DeviceMemory as DeviceMemory
+    from torch_utils._memory import HostMemory as HostMemory
+    from torch_utils._memory import MemorySnapshot as MemorySnapshot
+    from torch_utils._memory import get_device_info as get_device_info
+    from torch_utils._memory import get_optimal_device as get_optimal_device
+    from torch_utils._memory import is_cuda_available as is_cuda_available
+    from torch_utils._memory import memory_snapshot as memory_snapshot
+    from torch_utils._memory import safe_cuda_empty_cache as safe_cuda_empty_cache
+    from torch_utils._memory import safe_tensor_cleanup as safe_tensor_cleanup
+    from torch_utils._oom import clear_exception_frames as clear_exception_frames
+
     # For type checkers. A test compares these names with `_MODULE_OF`.
-    from torch_utils.batch_size import find_batch_size as find_batch_size
-    from torch_utils.cleanup import SafePyTorchCleanup as SafePyTorchCleanup
-    from torch_utils.devices import DeviceInfo as DeviceInfo
-    from torch_utils.devices import get_device_info as get_device_info
-    from torch_utils.devices import get_optimal_device as get_optimal_device
-    from torch_utils.devices import is_cuda_available as is_cuda_available
+    from torch_utils._oom import find_batch_size as find_batch_size
+    from torch_utils._oom import is_out_of_memory as is_out_of_memory
+    from torch_utils._release.run import release as release
+    from torch_utils._report import CleanupReport as CleanupReport
+    from torch_utils._report import StillHeld as StillHeld
+    from torch_utils._resource import Resource as Resource
+    from torch_utils._resource import closes_on_error as closes_on_error
+    from torch_utils._signals import SignalExit as SignalExit
+    from torch_utils._signals import exit_on_signals as exit_on_signals
+    from torch_utils._timing import Measurement as Measurement
+    from torch_utils._timing import measure as measure
+    from torch_utils._timing import measuring as measuring
     from torch_utils.errors import CleanupError as CleanupError
     from torch_utils.errors import ModelInUseError as ModelInUseError
     from torch_utils.errors import ModelProcessError as ModelProcessError
@@ -33,41 +52,22 @@ if TYPE_CHECKING:
     from torch_utils.hosting.host import HostStatus as HostStatus
     from torch_utils.hosting.host import ModelHost as ModelHost
     from torch_utils.hosting.pool import ModelPool as ModelPool
-    from torch_utils.memory import DeviceMemory as DeviceMemory
-    from torch_utils.memory import HostMemory as HostMemory
-    from torch_utils.memory import MemorySnapshot as MemorySnapshot
-    from torch_utils.memory import memory_snapshot as memory_snapshot
-    from torch_utils.memory import safe_cuda_empty_cache as safe_cuda_empty_cache
-    from torch_utils.memory import safe_tensor_cleanup as safe_tensor_cleanup
-    from torch_utils.oom import clear_exception_frames as clear_exception_frames
-    from torch_utils.oom import is_out_of_memory as is_out_of_memory
-    from torch_utils.releasing.run import release as release
-    from torch_utils.report import CleanupReport as CleanupReport
-    from torch_utils.report import StillHeld as StillHeld
-    from torch_utils.resource import Resource as Resource
-    from torch_utils.resource import closes_on_error as closes_on_error
-    from torch_utils.signals import SignalExit as SignalExit
-    from torch_utils.signals import exit_on_signals as exit_on_signals
-    from torch_utils.timing import Measurement as Measurement
-    from torch_utils.timing import measure as measure
-    from torch_utils.timing import measuring as measuring
 
 _NAMES_IN = {
-    "batch_size": "find_batch_size",
-    "cleanup": "SafePyTorchCleanup",
-    "devices": "DeviceInfo get_device_info get_optimal_device is_cuda_available",
+    "_cleanup": "SafePyTorchCleanup",
     "errors": "CleanupError ModelInUseError ModelProcessError NoRoomError ReleasedError "
     "ResourceClosedError SignalError TorchUtilsError UnknownModelError",
     "hosting.host": "HostStatus ModelHost",
     "hosting.pool": "ModelPool",
-    "memory": "DeviceMemory HostMemory MemorySnapshot memory_snapshot safe_cuda_empty_cache "
+    "_memory": "DeviceInfo DeviceMemory HostMemory MemorySnapshot get_device_info "
+    "get_optimal_device is_cuda_available memory_snapshot safe_cuda_empty_cache "
     "safe_tensor_cleanup",
-    "oom": "clear_exception_frames is_out_of_memory",
-    "releasing.run": "release",
-    "report": "CleanupReport StillHeld",
-    "resource": "Resource closes_on_error",
-    "signals": "SignalExit exit_on_signals",
-    "timing": "Measurement measure measuring",
+    "_oom": "clear_exception_frames find_batch_size is_out_of_memory",
+    "_release.run": "release",
+    "_report": "CleanupReport StillHeld",
+    "_resource": "Resource closes_on_error",
+    "_signals": "SignalExit exit_on_signals",
+    "_timing": "Measurement measure measuring",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 

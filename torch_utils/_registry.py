@@ -19,8 +19,8 @@ from sys import modules
 from time import monotonic, sleep
 from types import AsyncGeneratorType, CoroutineType
 
-from torch_utils._deferral import DeferredSignals
 from torch_utils._runtime import ERROR, PHASE, early_bound, log
+from torch_utils._signals import DeferredSignals
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ NESTED_WAIT_S = 10.0
 """How long a release waits for another thread's release, which may be waiting for this one."""
 MOST_PASSES = 1000
 """How often the exit callback closes what was opened while it closed other resources."""
+QUIET_THREADS: list[int] = []
+"""Threads that drop the parts of released objects. Destructors in these give no warning."""
 UNAWAITED = frozenset((CoroutineType, AsyncGeneratorType))
 """Results that have not run yet. Other awaitables, such as tasks, run on their own."""
 

@@ -210,11 +210,11 @@ FALLBACKS = {
     "_C._DisableTorchDispatch": "a tensor subclass may notice that its tensors are read",
     "_C._swap_tensor_impl": "tensors passed by themselves stay as they are, with an error each",
     "_C._is_cached_tensor": "outputs of compiled code's CUDA graphs are errors",
-    "Tensor._is_view": "a release of a view may set off a full garbage collection",
     "UntypedStorage._weak_ref": "storages are not counted",
     "UntypedStorage._expired": "storages are not counted",
     "UntypedStorage._free_weak_ref": "storages are not counted",
     "UntypedStorage._cdata": "storages are not counted",
+    "cuda._get_nvml_device_index": "cards are described in the order of NVML",
     "_C._cuda_clearCublasWorkspaces": "cuBLAS workspaces are not cleared",
     "_C._host_emptyCache": "pinned host memory is not freed before torch 2.13",
 }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+
+TYPE_CHECKING = False  # see _runtime
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "CleanupError",
@@ -27,7 +30,7 @@ class ResourceClosedError(TorchUtilsError, RuntimeError):
 
 
 class ReleasedError(TorchUtilsError, RuntimeError):
-    """A module, optimizer or index was used after its release."""
+    """An object was used after its release. The message names the line of the release."""
 
 
 class ReleasedAttributeError(ReleasedError, AttributeError):

@@ -31,9 +31,9 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar, overload
 
+from torch_utils._cleanup import SafePyTorchCleanup
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import ERROR, log
-from torch_utils.cleanup import SafePyTorchCleanup
 from torch_utils.hosting.arguments import check_seconds
 from torch_utils.hosting.lease import ModelLender, in_thread
 

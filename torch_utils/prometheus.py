@@ -24,11 +24,11 @@ from weakref import WeakSet
 import prometheus_client as client
 from prometheus_client import metrics_core
 
+from torch_utils._memory import memory_snapshot
 from torch_utils._registry import REGISTRY
+from torch_utils._report import CleanupReport
 from torch_utils._runtime import LISTENERS
 from torch_utils.hosting.host import HOSTS
-from torch_utils.memory import memory_snapshot
-from torch_utils.report import CleanupReport
 
 __all__ = ["asgi_app", "register"]
 

@@ -20,13 +20,14 @@ QUESTIONS = (
 @top_k_option
 def demo(top_k: int) -> None:
     """Compare ways to release a model, then search the documentation of this project."""
+    from rich.filesize import decimal
+
     from rag_demo.console import print_results, progress
     from rag_demo.documents.sources import Reading, Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.memory_comparison import compare_releases
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from torch_utils import SafePyTorchCleanup
-    from torch_utils.report import format_bytes
 
     folder = Path(__file__).resolve().parents[2] / "docs"
     if not folder.is_dir():
@@ -34,7 +35,7 @@ def demo(top_k: int) -> None:
     say("releasing the same model by three methods, each in a process of its own ...")
     say(f"{'method':30} memory taken, given back, in")
     for each in compare_releases():
-        taken, returned = format_bytes(each.taken_bytes), format_bytes(each.returned_bytes)
+        taken, returned = decimal(each.taken_bytes), decimal(each.returned_bytes)
         share, ms = each.returned_bytes / each.taken_bytes, each.seconds * 1e3
         say(f" {each.method:30} {taken}, {returned} ({share:.0%}), {ms:.1f} ms")
     documents = list(read_source(str(folder), Skipped(), Reading(include=("*.md",))))

@@ -34,7 +34,7 @@ _LISTED_CHARS = 100
 @json_option
 def info(folder: Path, as_json: bool) -> None:
     """Show the model, the source, the size and the metadata keys of the index in DIR."""
-    from torch_utils.report import format_bytes
+    from rich.filesize import decimal
 
     with contextlib.closing(open_saved(folder)) as saved:
         manifest, keys = saved.manifest, saved.kinds()
@@ -55,7 +55,7 @@ def info(folder: Path, as_json: bool) -> None:
         click.echo(json.dumps(facts))
         return
     finished = "yes" if manifest.finished else "no"
-    facts |= {"keys": ", ".join(sorted(keys)), "bytes": format_bytes(nbytes), "finished": finished}
+    facts |= {"keys": ", ".join(sorted(keys)), "bytes": decimal(nbytes), "finished": finished}
     for name, value in facts.items():
         say(f"{name:10} {value}")
 

@@ -56,8 +56,7 @@ from rag_demo.stores.ranking import by_mode
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import best_span, stems_of
 from rag_demo.vectors import Vectors, check_dimension, rounding
-from torch_utils import Resource
-from torch_utils.resource import closes_on_error
+from torch_utils import Resource, closes_on_error
 
 _Clause = tuple[str, list[Any]]
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_utils import CleanupReport, release
-from torch_utils.releasing import holders
+from torch_utils._release import holders
 
 
 def weak(*things: torch.Tensor | nn.Module) -> list[StorageWeakRef]:

@@ -16,7 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from support.stand_in_torch import installed, stand_in
-from torch_utils import find_batch_size
+from torch_utils import find_batch_size, is_out_of_memory
 
 
 def out_of_memory() -> None:
@@ -212,7 +212,20 @@ def test_batch_size_from_the_caller_is_refused() -> None:
     with pytest.raises(TypeError, match="takes 0 positional arguments but 1 was given"):
         find_batch_size(lambda: 1)()
     for arguments, options in (((3, ["a"]), {}), ((), {"batch_size": 3, "texts": ["a"]})):
-        with pytest.raises(TypeError, match=r"embed\(\) gets its batch size .*'batch_size'"):
+        with pytest.raises(TypeError, match=r"positional arguments but|multiple values for"):
             find_batch_size(embed)(*arguments, **options)
     with pytest.raises(TypeError, match=r"missing a required|missing 1 required"):
         find_batch_size(embed)()
+
+
+def test_call_is_repeated_if_cudnn_says_that_it_is_not_supported() -> None:
+    """Its workspace may not fit; accelerate repeats such a call too."""
+
+    @find_batch_size(starting_batch_size=4)
+    def work(size: int) -> int:
+        if size > 2:
+            raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear")
+        return size
+
+    assert work() == 2
+    assert not is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"))

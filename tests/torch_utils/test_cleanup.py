@@ -251,31 +251,29 @@ def test_decorator_without_parentheses_is_refused() -> None:
         def function() -> None: ...
 
 
-def test_decorator_releases_at_the_end_of_each_call() -> None:
-    closed: list[int] = []
+def test_decorator_opens_a_scope_for_each_call() -> None:
+    before = torch.get_num_threads()
 
-    class Model(Resource):
-        def _release(self) -> None:
-            closed.append(1)
-
-    models = [Model(), Model()]
-
-    @SafePyTorchCleanup(models[0])
+    @SafePyTorchCleanup(restore_flags=True)
     def work(size: int) -> list[int]:
         """Work."""
-        return [size, *closed]
+        torch.set_num_threads(before + size)
+        return [size]
 
-    @SafePyTorchCleanup(models[1])
+    @SafePyTorchCleanup(restore_flags=True)
     async def work_async(size: int) -> list[int]:
         await asyncio.sleep(0)
-        return [size, *closed]
+        return work(size)
 
-    assert work(3) == [3]
-    assert work.__doc__ == "Work."
-    assert closed == [1]
-    assert asyncio.run(work_async(4)) == [4, 1]
-    assert closed == [1, 1]
-    assert work(5) == [5, 1, 1]  # Each call opens a scope; what is closed is not closed again.
+    assert (work(3), work.__doc__) == ([3], "Work.")
+    assert asyncio.run(work_async(4)) == [4]
+    assert torch.get_num_threads() == before
+
+
+def test_decorator_takes_no_resources() -> None:
+    """The first call would release them."""
+    with pytest.raises(TypeError, match="takes no resources as a decorator"):
+        SafePyTorchCleanup(torch.ones(1))(print)
 
 
 def test_decorator_refuses_generators() -> None:
@@ -484,3 +482,32 @@ def test_cancellation_of_the_cleanup_after_a_failed_block_is_raised() -> None:
 
     asyncio.run(main())
     assert ran == ["last"]
+
+
+def test_close_function_gets_the_object_if_it_needs_it() -> None:
+    """Builtins without a signature get it, unless they are methods of an object."""
+    lock = threading.Lock()
+    handles: list[list[int]] = [[1], [2]]
+    with SafePyTorchCleanup() as scope:
+        scope.manage(handles, close=list.clear)
+        scope.manage(lock, close=lock.acquire)
+        scope.manage([3], close=handles[0].append)
+        with pytest.raises(TypeError, match="or with the object alone"):
+            scope.manage(object(), close=lambda first, second: None)
+    assert (handles, lock.locked()) == ([], True)
+
+
+def test_block_that_could_not_be_made_is_dropped_silently() -> None:
+    """At the recursion limit, for example."""
+
+    class Failing(SafePyTorchCleanup):
+        @property
+        def _strict(self) -> bool:
+            raise RecursionError("maximum recursion depth exceeded")
+
+        @_strict.setter
+        def _strict(self, value: bool) -> None: ...
+
+    with pytest.raises(RecursionError), Failing():
+        raise AssertionError("the block was entered")
+    gc.collect()  # An error in a destructor would fail this test.

@@ -71,7 +71,7 @@ def test_public_names_exist_and_are_documented() -> None:
 def test_no_module_has_the_name_of_a_public_function() -> None:
     """An import of the module would hide the function."""
     modules = {info.name for info in pkgutil.iter_modules(torch_utils.__path__)}
-    assert "cleanup" in modules
+    assert "_cleanup" in modules
     assert modules.isdisjoint(torch_utils.__all__)
 
 

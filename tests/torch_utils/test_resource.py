@@ -21,8 +21,7 @@ import pytest
 from support.counted_resource import Counted
 from support.programs import assert_clean, run
 from support.threads import in_threads
-from torch_utils import Resource, ResourceClosedError
-from torch_utils.resource import closes_on_error
+from torch_utils import Resource, ResourceClosedError, closes_on_error
 
 
 def test_close_runs_release_once() -> None:

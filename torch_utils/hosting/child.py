@@ -14,12 +14,12 @@ import traceback
 from multiprocessing import spawn
 from typing import Any
 
+from torch_utils._memory import memory_snapshot
+from torch_utils._oom import clear_exception_frames
 from torch_utils.errors import repr_of
 from torch_utils.hosting import messages
 from torch_utils.hosting.messages import Message
 from torch_utils.hosting.process import IMPORTING_MAIN
-from torch_utils.memory import memory_snapshot
-from torch_utils.oom import clear_exception_frames
 
 __all__ = ["serve"]
 

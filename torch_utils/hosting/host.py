@@ -19,8 +19,11 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 
-from torch_utils._deferral import DeferredSignals
+from torch_utils._oom import clear_exception_frames
+from torch_utils._report import CleanupReport
+from torch_utils._resource import closed_error, closes_on_error
 from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log, notify
+from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, repr_of
 from torch_utils.hosting.arguments import (
     Devices,
@@ -39,9 +42,6 @@ from torch_utils.hosting.lease import (
 )
 from torch_utils.hosting.process import ModelProcess, pickled_load
 from torch_utils.hosting.tenant import WARNING, Tenant, ThreadTenant
-from torch_utils.oom import clear_exception_frames
-from torch_utils.report import CleanupReport
-from torch_utils.resource import closed_error, closes_on_error
 
 __all__ = ["HostStatus", "ModelHost"]
 

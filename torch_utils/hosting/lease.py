@@ -17,12 +17,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from torch_utils._registry import REGISTRY, Entry
+from torch_utils._resource import Resource
 from torch_utils._runtime import early_bound, is_finalizing, is_shutting_down
 from torch_utils.errors import ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.arguments import check_seconds
 from torch_utils.hosting.process import ModelProcess, Proxy
 from torch_utils.hosting.tenant import Tenant
-from torch_utils.resource import Resource
 
 if TYPE_CHECKING:
     from torch_utils.hosting.host import ModelHost

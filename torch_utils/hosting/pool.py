@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from torch_utils._report import CleanupReport, format_bytes
+from torch_utils._resource import closes_on_error
 from torch_utils._runtime import is_shutting_down
 from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
 from torch_utils.hosting.arguments import Devices, check_positive, parse_keep_alive, parse_sizes
 from torch_utils.hosting.host import LONGEST_WAIT_S, HostStatus, ModelHost, Sizes, Transition
 from torch_utils.hosting.lease import AsyncLease, Lease, ModelLender, call_in_thread
-from torch_utils.report import CleanupReport, format_bytes
-from torch_utils.resource import closes_on_error
 
 __all__ = ["ModelPool"]
 

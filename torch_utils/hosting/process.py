@@ -22,14 +22,14 @@ from os import getpid
 from pathlib import Path
 from typing import Any
 
-from torch_utils._deferral import DeferredSignals
+from torch_utils._memory import memory_snapshot
+from torch_utils._report import CleanupReport
+from torch_utils._resource import add_note, closed_error
 from torch_utils._runtime import early_bound
+from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelProcessError, repr_of
 from torch_utils.hosting import messages
 from torch_utils.hosting.messages import Message
-from torch_utils.memory import memory_snapshot
-from torch_utils.report import CleanupReport
-from torch_utils.resource import add_note, closed_error
 
 __all__ = ["ModelProcess", "Proxy", "pickled_load"]
 

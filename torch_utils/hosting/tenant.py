@@ -7,21 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch_utils._release.counting import sizes_of
+from torch_utils._release.objects import is_instance, is_released, parts_of
+from torch_utils._release.run import release
+from torch_utils._report import CleanupReport
+from torch_utils._resource import Resource
 from torch_utils._runtime import log, whole_torch
 from torch_utils.errors import TorchUtilsError
 from torch_utils.hosting.process import ModelProcess
-from torch_utils.releasing.objects import (
-    attributes_of,
-    contents_of,
-    entries_of,
-    is_instance,
-    is_released,
-)
-from torch_utils.releasing.run import release
-from torch_utils.releasing.sizes import sizes_of
-from torch_utils.releasing.targets import tree_of
-from torch_utils.report import CleanupReport
-from torch_utils.resource import Resource
 
 __all__ = ["Tenant", "ThreadTenant"]
 
@@ -82,19 +75,19 @@ class ThreadTenant:
 
 def _is_spent(model: Any, sizes: Mapping[str, int]) -> bool:
     """Return whether a model, a layer, or a part of one without memory was released before."""
-    parts = [model, *(model if type(model) in (list, tuple) else ())]
-    parts += (model if type(model) is dict else attributes_of(model)).values()
     torch: Any = whole_torch()
-    modules = [p for p in parts if torch is not None and is_instance(p, torch.nn.Module)]
-    layers = [
-        child
-        for root in modules
-        for module, _ in tree_of(root)
-        for _, child in entries_of(contents_of(module).get("_modules"))
-    ]
-    parts = parts if not sizes else [model]
-    closed = [part for part in parts if issubclass(type(part), Resource) and part.closed]
-    return bool(closed) or any(map(is_released, [*parts, *layers]))
+    seen: set[int] = set()
+    pending = [model]
+    while pending:
+        thing = pending.pop()
+        is_own = thing is model or not sizes
+        if is_released(thing) or (is_own and is_instance(thing, Resource) and thing.closed):
+            return True
+        is_module = torch is not None and is_instance(thing, torch.nn.Module)
+        if id(thing) not in seen and (thing is model or is_module):
+            pending += [part for part, _ in parts_of(thing)]
+        seen.add(id(thing))
+    return False
 
 
 Tenant = ThreadTenant | ModelProcess

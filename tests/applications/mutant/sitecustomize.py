@@ -9,9 +9,9 @@ import os
 
 def leak() -> None:
     """Release nothing but what has a ``close()``."""
-    from torch_utils.releasing.run import Release
+    from torch_utils._release.run import Release
 
-    Release._give_up = lambda self, targets, trash: None
+    Release._empty = lambda self, roots, trash: None
 
 
 def break_sharing() -> None:
@@ -19,7 +19,7 @@ def break_sharing() -> None:
     import sys
     import types
 
-    from torch_utils.releasing.run import Release
+    from torch_utils._release.run import Release
 
     skipped = (type, types.ModuleType, types.FunctionType, types.FrameType)
     run = Release.run
@@ -46,7 +46,7 @@ def break_sharing() -> None:
 def skip_destructor() -> None:
     """Call neither `_release` of a resource nor ``close()`` of what is released."""
     from torch_utils import Resource
-    from torch_utils.releasing.run import CLAIMS, Release
+    from torch_utils._release.run import Release
 
     # The library's own resources (scopes, hosts) stay as they are.
     def no_release(cls, **arguments):
@@ -54,7 +54,7 @@ def skip_destructor() -> None:
             cls._release = lambda self: None
 
     Resource.__init_subclass__ = classmethod(no_release)
-    Release._call = lambda self, closer: CLAIMS[id(closer.thing)].called.add(closer.method)
+    Release._close = lambda self, root: None
 
 
 def blind_plugin() -> None:

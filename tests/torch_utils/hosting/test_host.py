@@ -119,13 +119,6 @@ def linear():
     return pytest.importorskip("torch").nn.Linear(1000, 1000, bias=False)
 
 
-def index() -> object:
-    faiss = pytest.importorskip("faiss")
-    wrapped = faiss.IndexIDMap(faiss.IndexFlatL2(25))
-    wrapped.add_with_ids(np.ones((40_000, 25), "float32"), np.arange(40_000))
-    return wrapped
-
-
 def array_and_view() -> Holds:
     array = np.zeros(500_000)
     return Holds(array=array, view=array[5:].reshape(5, -1))
@@ -147,8 +140,6 @@ SIZED = {
     "module": linear,
     "resource": lambda: Owner(model=linear()),
     "resource in an attribute": lambda: Holds(model=Owner(model=linear())),
-    "index": index,
-    "index beside an object": lambda: (object(), index()),
     "array": lambda: Holds(vectors=np.zeros(500_000)),
     "array in a dictionary": lambda: Holds(vectors={"a": np.zeros(500_000)}),
     "dictionary of arrays": lambda: {"a": np.zeros(500_000)},
@@ -185,14 +176,12 @@ def test_model_that_cannot_be_released_is_logged(caplog: pytest.LogCaptureFixtur
     assert [record.getMessage()[:9] for record in caplog.records] == ["test_mode"]  # The unload.
 
 
-@pytest.mark.parametrize("kind", ["module", "tuple", "resource", "part"])
+@pytest.mark.parametrize("kind", ["module", "tuple", "resource"])
 def test_cached_load_is_refused(kind: str) -> None:
-    part, torch = linear(), pytest.importorskip("torch")
     load = {
         "module": lru_cache(linear),
         "tuple": lru_cache(KINDS["tuple"]),
         "resource": lru_cache(Owner),
-        "part": lambda: torch.nn.Sequential(part, torch.nn.Linear(4, 4)),
     }[kind]
     host = ModelHost(load, name="cached", nbytes=1)
     host.load()

@@ -8,6 +8,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
+import gc
+import logging
 import multiprocessing
 import pathlib
 import sys
@@ -24,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from support.programs import TIMEOUT_S
-from support.releasing import gone, weak
+from support.releasing import gone, index_with_vectors, weak
 from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
 
 
@@ -131,31 +134,53 @@ def dict_key(model: Any) -> Any:
     return {model: "name"}
 
 
+CONTAINERS: dict[str, Any] = {
+    "namedtuple": lambda m: Point(1, m),
+    "ordered dict": lambda m: collections.OrderedDict(a=m),
+    "proxy": lambda m: types.MappingProxyType({"a": m}),
+    "values": lambda m: {"a": m}.values(),
+    "key": dict_key,
+    "deep": lambda m: [{"a": (collections.deque([m]), {Colour.RED})}],
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_what_stands_in_a_container_is_emptied(kind: str) -> None:
+    model = layer()
+    storages = weak(model)
+    container = CONTAINERS[kind](model)
+    assert release(container).errors == ()
+    assert gone(storages)
+    with pytest.raises(ReleasedError):
+        model(torch.ones(1, 8))
+    assert release([container], model).errors == ()
+
+
 HOLDERS: dict[str, Any] = {
     "dataclass": Bundle,
-    "namedtuple": lambda m: Point(1, m),
     "namespace": lambda m: types.SimpleNamespace(m=m),
     "object": Holder,
     "slots": Slotted,
     "mapping": OwnMapping,
     "user dict": lambda m: collections.UserDict(a=m),
-    "ordered dict": lambda m: collections.OrderedDict(a=m),
-    "proxy": lambda m: types.MappingProxyType({"a": m}),
-    "values": lambda m: {"a": m}.values(),
-    "key": dict_key,
+    "deep": lambda m: Holder({"engine": Holder([Holder(m)])}),
 }
 
 
 @pytest.mark.parametrize("kind", HOLDERS)
-def test_object_that_holds_a_model_is_released_for_it(kind: str) -> None:
-    model = layer()
+def test_object_loses_its_model_however_deep_it_lies(kind: str) -> None:
+    holder = HOLDERS[kind](layer())
+    (model,) = (one for one in gc.get_objects() if type(one) is nn.Linear)
     storages = weak(model)
-    holder = HOLDERS[kind](model)
-    assert release(holder).errors == ()
+    report = release(holder)
+    assert not gone(storages), "a variable refers to it"
+    assert model(torch.ones(1, 8)).shape == (1, 8)
+    assert (report.freed_bytes, report.still_held_bytes) == ({"host": 0}, 288)
+    for use in (lambda: holder.model, lambda: holder.m, lambda: holder._model, lambda: holder["a"]):
+        with pytest.raises((ReleasedError, AttributeError, TypeError)):
+            use()
+    del model, report
     assert gone(storages)
-    with pytest.raises(ReleasedError):
-        model(torch.ones(1, 8))
-    assert release([holder], model).errors == ()
 
 
 class Empty:
@@ -178,23 +203,38 @@ class Awaited:
     async def close(self) -> None: ...
 
 
+class Worker(threading.Thread):
+    """A running thread needs its object."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
 def generator(model: nn.Module) -> Any:
     yield from model.parameters()
 
 
 REFUSED = {
     "generator": (generator, r"pass list\(...\) of it, or the model itself"),
-    "named": (lambda m: {"p": m.named_parameters()}, "cannot release a builtins.generator"),
     "iterator": (lambda m: iter([m]), "read only once"),
-    "in a namespace": (lambda m: types.SimpleNamespace(p=iter([m])), "types.SimpleNamespace"),
-    "empty object": (lambda m: [Empty()], "Empty. Pass its models or tensors, or give it a close"),
+    "empty object": (lambda m: Empty(), "Empty. Pass its models or tensors, or give it a close"),
     "proxy": (lambda m: Proxy(m.weight), "may be a proxy: pass the object behind it"),
-    "plain object": (lambda m: object(), "cannot release a builtins.object. Pass its models"),
-    "object in an object": (lambda m: Bundle(Holder(m)), "Pass Bundle.model, a Holder that is"),
+    "plain object": (lambda m: object(), "cannot release an? builtins.object. Pass its models"),
     "property": (lambda m: Property(), "Pass Property.model"),
     "storage": (lambda m: m.weight.untyped_storage(), "Pass the tensor"),
     "awaited": (lambda m: Awaited(), "has to be awaited"),
     "class": (lambda m: nn.Linear, "pass an instance"),
+    "function": (lambda m: layer, r"load\(\) instead of load"),
+    "lambda over a model": (lambda m: lambda: m, "pass what it returns"),
+    "partial": (lambda m: functools.partial(m), "pass what it returns"),
+    "method": (lambda m: m.forward, "pass what it returns"),
+    "python module": (lambda m: np, "pass the models in it"),
+    "logger": (lambda m: logging.getLogger("x"), "cannot release a logging.Logger"),
+    "lock": (lambda m: threading.Lock(), "cannot release a _thread.lock"),
+    "thread": (lambda m: Worker(m), "Worker. Pass its models"),
+    "settings": (lambda m: Settings(), "Settings. Pass its models"),
+    "faiss index": (lambda m: index_with_vectors(), "reset"),
 }
 
 
@@ -241,27 +281,31 @@ def test_deep_nesting_and_cycles_are_released() -> None:
     assert all(t.numel() == 0 for t in many)
 
 
-def test_resources_in_attributes_are_closed_but_files_are_not() -> None:
+def test_parts_end_by_their_own_destructors() -> None:
+    """Those that nothing else refers to; without a warning, because the release is their end."""
+
     class Handle(Resource):
         def _release(self) -> None:
             closed.append(1)
 
-    class File:
-        is_open = True
+    closed: list[int] = []
+    shared = Handle()
+    holder = Holder(layer())
+    holder.handle, holder.shared = Handle(), shared
+    assert release(holder).errors == ()
+    assert closed == [1]
+    assert shared.close()
 
-        def close(self) -> None:
+
+def test_object_with_close_and_without_memory_is_closed_and_stays(tmp_path: pathlib.Path) -> None:
+    class Connection(Resource):
+        def _release(self) -> None:
             self.is_open = False
 
-    closed: list[int] = []
-    shared, file = Handle(), File()
-    holder = Holder(layer())
-    holder.handle, holder.shared, holder.file = Handle(), shared, file
-    release(holder)
-    assert closed == [1]
-    assert file.is_open
-    assert shared.close()  # The variable may be the program's: it stays open.
-    release([file])
-    assert not file.is_open
+    connection, file = Connection(), (tmp_path / "a").open("w")
+    release(connection, [file])
+    assert (connection.closed, connection.is_open, file.closed) == (True, False, True)
+    assert "Connection" in repr(connection)
 
 
 def test_close_attribute_of_an_instance_is_called() -> None:
@@ -275,22 +319,26 @@ def test_close_attribute_of_an_instance_is_called() -> None:
     assert mock.close.call_count == 1
 
 
-def test_object_whose_model_is_not_loaded_is_accepted() -> None:
-    assert release(Holder(None)).errors == ()
-    with SafePyTorchCleanup(Holder(None)) as scope:
+def test_object_whose_model_is_not_loaded_is_left_alone() -> None:
+    holder = Holder(None)
+    assert release(holder).errors == ()
+    with SafePyTorchCleanup(holder) as scope:
         pass
     assert scope.report is not None and scope.report.errors == ()
+    assert holder.model is None
 
 
-def test_objects_in_an_object_are_reported_as_held() -> None:
-    inner = Holder(layer())
-    report = release(Bundle(layer(), inner))
+def test_back_reference_is_one_line_of_the_report() -> None:
+    """The trainer of a layer is not counted part by part."""
+    trainer = Holder(layer())
+    trainer.others = [layer() for _ in range(10)]
+    model = nn.Sequential(layer())
+    model[0].trainer = trainer  # type: ignore[assignment]
+    report = release(model)
+    (held,) = report.still_held
+    assert (held.what, held.nbytes) == ("Sequential.0.trainer", 11 * 288)
     assert report.freed_bytes == {"host": 288}
-    assert [held.what for held in report.still_held] == [
-        "Bundle.others.model.weight",
-        "Bundle.others.model.bias",
-    ]
-    assert inner.model(torch.ones(1, 8)).shape == (1, 8)
+    assert trainer.model(torch.ones(1, 8)).shape == (1, 8)
 
 
 def test_schedulers_scalers_and_loaders_drop_their_references() -> None:
@@ -326,25 +374,6 @@ def test_workers_of_a_loader_end_with_its_release() -> None:
     release(loader)
     worker.join(TIMEOUT_S)
     assert worker.exitcode == 0
-
-
-@pytest.mark.slow
-def test_accelerator_is_released_with_its_objects() -> None:
-    accelerate = pytest.importorskip("accelerate")
-    accelerator = accelerate.Accelerator(cpu=True)
-    model = layer()
-    optimizer = torch.optim.Adam(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    prepared = accelerator.prepare(
-        model, optimizer, scheduler, DataLoader(TensorDataset(torch.ones(2)))
-    )
-    model(torch.ones(1, 8)).sum().backward()
-    prepared[1].step()
-    storages = weak(model, optimizer.state[model.weight]["exp_avg"])
-    assert release(accelerator).errors == ()
-    assert gone(storages)
-    with pytest.raises(ReleasedError, match="this Adam was released"):
-        optimizer.step()
 
 
 def test_released_loader_leaves_what_it_shares_intact() -> None:

@@ -7,7 +7,6 @@ import itertools
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -86,25 +85,3 @@ def test_tensor_that_retains_its_gradient_is_refused_with_advice() -> None:
     (error,) = release(activations).errors
     assert "retain_grad() was called on it; use `del`" in str(error)
     assert activations.grad is None
-
-
-class Store:
-    """A store of vectors whose inner index is assigned first."""
-
-    def __init__(self) -> None:
-        faiss = pytest.importorskip("faiss")
-        self.base = faiss.IndexFlatL2(64)
-        self.index = faiss.IndexIDMap(self.base)
-        self.index.add_with_ids(np.ones((1000, 64), "float32"), np.arange(1000))
-
-
-class ClosableStore(Store):
-    def close(self) -> None: ...
-
-
-@pytest.mark.parametrize("kind", [Store, ClosableStore])
-def test_indexes_of_a_store_are_released_and_counted(kind: type[Store]) -> None:
-    store = kind()
-    report = release(store)
-    assert report.errors == ()
-    assert report.freed_bytes == {"host": 256_000}

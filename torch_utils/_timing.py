@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch_utils._memory import memory_snapshot
 from torch_utils._runtime import loaded_torch
-from torch_utils.memory import memory_snapshot
 
 __all__ = ["Measurement", "measure", "measuring"]
 

@@ -11,16 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch_utils._deferral import DeferredSignals
+from torch_utils._flags import read_flags, restore_flags
 from torch_utils._registry import UNAWAITED, unawaited_error
+from torch_utils._release.objects import name_of
+from torch_utils._release.roots import check_kinds
+from torch_utils._release.run import Collect, Release, check_collect
+from torch_utils._report import CleanupReport
+from torch_utils._resource import Resource, add_note, closes_on_error, takes_precedence
 from torch_utils._runtime import called_function, is_shutting_down
+from torch_utils._signals import DeferredSignals
 from torch_utils.errors import CleanupError, TorchUtilsError, repr_of
-from torch_utils.flags import read_flags, restore_flags
-from torch_utils.releasing.objects import name_of
-from torch_utils.releasing.plan import check_kinds
-from torch_utils.releasing.run import Collect, Release, check_collect
-from torch_utils.report import CleanupReport
-from torch_utils.resource import Resource, add_note, takes_precedence
 
 __all__ = ["CleanupReport", "SafePyTorchCleanup"]
 
@@ -41,11 +41,19 @@ class _Item:
 class _Block(Resource):
     """The items that one ``with`` block manages. Closing it releases them, newest first."""
 
+    # For a block whose `__init__` failed, for example at the recursion limit.
+    items: list[_Item] = []  # noqa: RUF012  (never changed)
+    pid = 0
+    exception: BaseException | None = None  # the block's
+    interrupt: BaseException | None = None  # of an await: a cancellation, a Ctrl-C
+    report: CleanupReport | None = None
+    _strict = False
+    _flags: dict[str, Any] = {}  # noqa: RUF012  (never changed)
+    _work: Release = None  # type: ignore[assignment]  # None if `__init__` failed
+
+    @closes_on_error
     def __init__(self, scope: SafePyTorchCleanup) -> None:
         self.items = [_Item(name_of(type(thing)), thing) for thing in scope._resources]
-        self.exception: BaseException | None = None  # the block's
-        self.interrupt: BaseException | None = None  # of an await: a cancellation, a Ctrl-C
-        self.report: CleanupReport | None = None
         self.pid = os.getpid()
         self._work = Release(**scope._options)
         self._strict = scope._strict
@@ -53,6 +61,8 @@ class _Block(Resource):
 
     def _release(self) -> None:
         work = self._work
+        if work is None:
+            return
         with work.under_way():
             while self.items and os.getpid() == self.pid:  # A callback may have forked.
                 result = self._run_newest()
@@ -61,7 +71,7 @@ class _Block(Resource):
         exc = None if is_shutting_down() else self.exception
         if exc is not None and work.handled.is_out_of_memory(exc):
             work.handled.clear_frames(exc)
-            work.frees_more = True  # what the frames held
+            work.empties_all = work.collects_all = True  # for what the frames held
         if self._flags:
             restore_flags(self._flags)
         self.report = work.finish()
@@ -136,9 +146,10 @@ class SafePyTorchCleanup:
     block inside it.
 
     What is managed is released last-in first-out, each step on its own. An exception in the
-    block always wins; what fails in the cleanup is noted on it, logged, and listed in the
-    report. After an out-of-memory error the frames of the whole exception chain are cleared
-    too, so that the tensors in them go. A scope that is open when the program ends is closed
+    block wins, unless only an error of the cleanup ends the program, such as a SystemExit. What
+    fails in the cleanup is noted on it, logged, and listed in the report. After an out-of-memory
+    error the frames of the whole exception chain are cleared and garbage is collected, so that the
+    tensors in them go. A scope that is open when the program ends is closed
     then, while all modules are intact; a forked child never closes its parent's.
 
     Args:
@@ -193,8 +204,8 @@ class SafePyTorchCleanup:
             The object.
 
         Raises:
-            TypeError: `release` does not support the type of ``obj`` and there is no ``close``, or
-                ``close`` is not callable.
+            TypeError: `release` can never support ``obj`` and there is no ``close``, or ``close``
+                is not callable with the object or without arguments.
             TorchUtilsError: The scope is not open, or the parent process opened it.
         """
         if close is None:
@@ -202,7 +213,8 @@ class SafePyTorchCleanup:
             check_kinds([obj], "manage()")
             self._add(_Item(name_of(type(obj)), obj))
         else:
-            self._add_call(obj, close, *([obj] if _needs_argument(close) else []))
+            is_given = callable(close) and _needs_argument(close, obj)
+            self._add_call(obj, close, *([obj] if is_given else []))
         return obj
 
     def pop(self, obj: T) -> T:
@@ -295,8 +307,14 @@ class SafePyTorchCleanup:
         Each call gets a scope of its own with the same options.
 
         Raises:
-            TypeError: ``function`` is a class, a generator function or not callable.
+            TypeError: ``function`` is a class, a generator function or not callable, or the scope
+                has resources, which would be released at the end of the first call.
         """
+        if self._resources:
+            raise TypeError(
+                f"{type(self).__name__}() takes no resources as a decorator, because the first "
+                "call would release them; manage them in a with block inside the function"
+            )
         if isinstance(function, type) or not callable(function):
             raise TypeError(
                 f"{type(self).__name__}() decorates functions and methods, not {function!r}"
@@ -372,10 +390,24 @@ def _is_being_closed(exc: BaseException | None) -> bool:
     return False
 
 
-def _needs_argument(function: Callable[..., Any]) -> bool:
-    """Return whether a ``close`` function needs the object as its argument."""
+def _needs_argument(function: Callable[..., Any], obj: Any) -> bool:
+    """Return whether a ``close`` function needs the object as its argument.
+
+    A builtin without a signature gets it, unless it is a method of an object.
+
+    Raises:
+        TypeError: The function can be called neither way.
+    """
     try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError) as error:  # A ValueError: a builtin without a signature.
-        return isinstance(error, TypeError)
-    return False
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        owner = getattr(function, "__self__", None)
+        return owner is None or inspect.ismodule(owner)
+    for arguments in ((), (obj,)):
+        with suppress(TypeError):
+            signature.bind(*arguments)
+            return bool(arguments)
+    raise TypeError(
+        f"close={function!r} must be callable without arguments, or with the object alone; pass a "
+        "function that supplies the others"
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from _thread import get_ident
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, TypeVar
 from warnings import warn
 
-from torch_utils._registry import REGISTRY, Entry
+from torch_utils._registry import QUIET_THREADS, REGISTRY, Entry
 from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
 from torch_utils.errors import ResourceClosedError, repr_of
 
@@ -168,7 +169,7 @@ class Resource:
         if entry is None or (is_shutting_down() and not entry.at_exit):
             return
         closed = entry.close(self, timeout_s=0)
-        if closed and not is_shutting_down():
+        if closed and get_ident() not in QUIET_THREADS and not is_shutting_down():
             # Last, because ``-W error`` turns the warning into an exception.
             warn(
                 f"unclosed {entry.name} was garbage-collected; close it, or use it in a with block",

@@ -17,22 +17,33 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from gc import is_tracked
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
-from torch_utils._runtime import DEBUG, log
-from torch_utils.releasing.objects import (
-    Part,
+from torch_utils._oom import clear_frame
+from torch_utils._release.counting import (
+    Held,
+    Inventory,
+    reference_counts,
+    storages_of,
+    without_overrides,
+)
+from torch_utils._release.objects import (
+    array_class,
     attributes_of,
+    is_entered_class,
     is_instance,
     module_of,
     name_of,
 )
-from torch_utils.releasing.storages import Held, storages_of, without_overrides
+from torch_utils._runtime import DEBUG, log, whole_torch
 
 SEARCH_S = 0.01
+RUNNING = "probably a local variable of a running function"
 _BETWEEN_LOOKS = 64  # objects between two checks of the clock
 _MOST_REFERENTS = 10_000
+_MOST_SUSPECTS = 64
+"""A walk of the heap takes longer the more objects it looks for."""
 _PACKAGE = __name__.partition(".")[0]
 _OWN = __name__.rpartition(".")[0]
 _CAN_READ_LOCALS = sys.version_info >= (3, 13)
@@ -40,37 +51,51 @@ _NAMED = ("another module", "an optimizer")  # holders whose name also covers th
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
-def find_holders(torch: Any, survivors: list[Held]) -> dict[int, list[str]]:
-    """Find what holds the survivors, within `SEARCH_S` seconds.
+class Holders:
+    """What was found: descriptions of holders, by the parts and the storages that they hold."""
+
+    def __init__(self) -> None:
+        self.of_part: dict[int, list[str]] = {}
+        self.of_storage: dict[int, list[str]] = {}
+
+    def of(self, held: Held) -> list[str]:
+        """Return the holders of one storage."""
+        of_part = [] if held.part is None else self.of_part.get(held.part, [])
+        return of_part or self.of_storage.get(held.key, [])
+
+
+def find_holders(inventory: Inventory) -> Holders:
+    """Find what holds the memory that is still alive, within `SEARCH_S` seconds.
 
     Never raises, and runs no code of the program. Safe from any thread; it may miss references
     that other threads change meanwhile.
-
-    Returns:
-        Descriptions of the holders, by the key of a storage.
     """
-    search = _Search(torch, survivors)
+    search = _Search(inventory)
     try:
-        with without_overrides(torch):
+        with without_overrides(whole_torch()):
             search.run()
     except Exception as error:
         # The search reads any object of the program; none may make a release fail.
         log(DEBUG, "the search for holders ended early: %s", type(error))
-    return search.names
+    return search.found
 
 
 class _Search:
     """A breadth-first walk from the program's variables."""
 
-    def __init__(self, torch: Any, survivors: list[Held]) -> None:
-        self._torch = torch
-        self._array: Any = getattr(sys.modules.get("numpy"), "ndarray", object)
-        self._keys = {held.key for held in survivors}
-        self.names: dict[int, list[str]] = {}
+    def __init__(self, inventory: Inventory) -> None:
+        self._torch: Any = whole_torch()
+        self._array = array_class()
+        self._alive = inventory.alive()
+        self._keys = {held.key for held in self._alive}
+        numbers = {held.part for held in self._alive if held.part is not None}
+        parts = {n: inventory.parts[n].get() for n in numbers}
+        self._parts = {id(part): n for n, part in parts.items() if part is not None}
+        self.found = Holders()
         self._stop = time.perf_counter() + SEARCH_S
         self._passed = 0
         self._seen: set[int] = set()
-        self._pending: deque[Part] = deque()
+        self._pending: deque[tuple[Any, str]] = deque()
 
     def run(self) -> None:
         """Follow all references; raise a TimeoutError if the time is over."""
@@ -86,7 +111,7 @@ class _Search:
                 except Exception as error:
                     # The object may be half built, or another thread may be freeing it.
                     log(DEBUG, "a %s not searched: %s", name_of(type(thing)), type(error))
-            if self._keys <= self.names.keys():
+            if all(map(self.found.of, self._alive)):
                 return
 
     def _check_time(self) -> None:
@@ -96,22 +121,23 @@ class _Search:
 
     def _look_into(self, thing: Any, holder: str) -> None:
         kind = type(thing)
+        number = self._parts.get(id(thing))
+        if number is not None:
+            self.found.of_part.setdefault(number, []).append(holder)
         is_known = id(thing) in self._seen
         self._seen.add(id(thing))
-        if is_instance(thing, self._torch.Tensor):
+        if self._torch is not None and is_instance(thing, self._torch.Tensor):
             self._add(thing, holder)  # Also where it is known: each of its holders is named.
             if not is_known:  # Tensors in its attributes: a wrapper class's, or the program's own.
                 self._pending.extend((part, holder) for part in attributes_of(thing).values())
-        elif is_known:
+        elif is_known or not is_entered_class(kind):
             return
         elif is_instance(thing, self._array):
             self._check_array(thing, holder)
-        elif is_instance(thing, ModuleType) or is_instance(thing, type):
-            return  # They lead to everything.
         elif not module_of(kind).startswith(_OWN):  # The objects of this release.
-            if is_instance(thing, self._torch.nn.Module):
+            if self._torch is not None and is_instance(thing, self._torch.nn.Module):
                 holder = f"another module ({name_of(kind)})"
-            elif is_instance(thing, self._torch.optim.Optimizer):
+            elif self._torch is not None and is_instance(thing, self._torch.optim.Optimizer):
                 holder = f"an optimizer ({name_of(kind)})"
             elif not holder.startswith(_NAMED) and not any(
                 is_instance(thing, base) for base in _CONTAINERS
@@ -132,17 +158,19 @@ class _Search:
     def _check_array(self, array: Any, holder: str) -> None:
         base = array
         while is_instance(base, self._array) or type(base) is memoryview:
+            if id(base) in self._keys:
+                self.found.of_storage.setdefault(id(base), []).append(holder)
             base = base.obj if type(base) is memoryview else self._array.base.__get__(base)
-        if is_instance(base, self._torch.Tensor):
+        if self._torch is not None and is_instance(base, self._torch.Tensor):
             self._add(base, f"a numpy view ({holder})")
 
     def _add(self, tensor: Any, holder: str) -> None:
         for storage in storages_of(self._torch, tensor):
             if storage._cdata in self._keys:
-                self.names.setdefault(storage._cdata, []).append(holder)
+                self.found.of_storage.setdefault(storage._cdata, []).append(holder)
 
 
-def _variables_of_functions() -> Iterator[Part]:
+def _variables_of_functions() -> Iterator[tuple[Any, str]]:
     for top in sys._current_frames().values() if _CAN_READ_LOCALS else ():
         frame: FrameType | None = top
         while frame is not None:
@@ -157,20 +185,19 @@ def _variables_of_functions() -> Iterator[Part]:
             frame = frame.f_back
 
 
-def _variables_of_the_main_module() -> Iterator[Part]:
+def _variables_of_the_main_module() -> Iterator[tuple[Any, str]]:
     main = sys.modules.get("__main__")
     if type(main) is ModuleType:
         yield from _variables_of(vars(main))
-    yield vars(sys).get("last_exc") or vars(sys).get("last_value"), "sys.last_value"
 
 
-def _all_variables() -> Iterator[Part]:
+def _all_variables() -> Iterator[tuple[Any, str]]:
     for module in list(sys.modules.values()):
         if type(module) is ModuleType:
             yield from _variables_of(vars(module))
 
 
-def _variables_of(variables: dict[str, Any]) -> Iterator[Part]:
+def _variables_of(variables: dict[str, Any]) -> Iterator[tuple[Any, str]]:
     module = dict.get(variables, "__name__")
     where = f"module {module}" if type(module) is str else "a module"
     outputs = dict.get(variables, "Out")
@@ -180,3 +207,33 @@ def _variables_of(variables: dict[str, Any]) -> Iterator[Part]:
     for name, value in list(dict.items(variables)):
         if type(name) is str and not name.startswith("__"):
             yield value, f"the variable {name!r} of {where}"
+
+
+def clear_ended_frames(inventory: Inventory, holders: Holders) -> None:
+    """Clear the frames of calls that have ended, such as those of a stored exception.
+
+    A walk of the heap finds those that refer to parts whose holders are not known, and another one
+    the tracebacks with the frames of the functions that these have called. References that the
+    garbage collector cannot see are those of running functions, and are added to the holders.
+    """
+    lost = {h.part for h in inventory.alive() if h.part is not None and not holders.of(h)}
+    numbers = sorted(number for number in lost if number is not None)[:_MOST_SUSPECTS]
+    numbers = [number for number in numbers if inventory.parts[number].get() is not None]
+    parts = [inventory.parts[number].get() for number in numbers]
+    if not parts:
+        return
+    referrers = [one for one in gc.get_referrers(*parts) if one is not parts]
+    frames = [one for one in referrers if type(one) is FrameType]
+    tracebacks = gc.get_referrers(*frames) if frames else []
+    for traceback in tracebacks:
+        while type(traceback) is TracebackType:
+            clear_frame(traceback.tb_frame)
+            traceback = traceback.tb_next
+    for frame in frames:
+        clear_frame(frame)
+    torch: Any = whole_torch()
+    for number, part, count in zip(numbers, parts, reference_counts(parts), strict=True):
+        seen = sum(inner is part for one in referrers for inner in gc.get_referents(one))
+        # An autograd graph in C++ refers to tensors as well.
+        if count > seen and not is_instance(part, torch.Tensor):
+            holders.of_part[number] = [RUNNING]

@@ -1,4 +1,4 @@
-"""Measure memory, empty the caches of devices in use, and trim the heap of the host."""
+"""Devices and memory: queries that change nothing, emptying caches, and trimming the heap."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple, TypedDict
 
 from torch_utils._runtime import (
     DEBUG,
+    cuda_is_of_parent,
     early_bound,
     has_frozen,
+    import_torch,
     is_shutting_down,
     loaded_torch,
     log,
@@ -22,9 +23,13 @@ from torch_utils._runtime import (
 )
 
 __all__ = [
+    "DeviceInfo",
     "DeviceMemory",
     "HostMemory",
     "MemorySnapshot",
+    "get_device_info",
+    "get_optimal_device",
+    "is_cuda_available",
     "memory_snapshot",
     "safe_cuda_empty_cache",
     "safe_tensor_cleanup",
@@ -77,7 +82,8 @@ class MemorySnapshot:
 
     Attributes:
         host: The resident memory of the process.
-        devices: The devices in use, by their names in torch ("cuda:0").
+        devices: By their names in torch ("cuda:0"): those in use, and the other visible ones of
+            CUDA if NVML describes them, which needs no device context.
     """
 
     host: HostMemory = field(default_factory=HostMemory)
@@ -150,6 +156,61 @@ def devices_in_use(backend: str, torch: Any) -> list[int]:
     return found
 
 
+# NVML describes cards without a context. torch itself counts them by it.
+
+
+class _Card(NamedTuple):
+    """A card of CUDA."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
+@functools.lru_cache(maxsize=1)
+def _nvml() -> Any:
+    """Return NVML's library, or None if there is none."""
+    ctypes: Any = sys.modules["ctypes"]  # torch imports it.
+    try:
+        library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+def _cards(torch: Any) -> list[_Card]:
+    """Describe the visible cards of CUDA, without a context; empty without NVML."""
+    if getattr(torch.version, "cuda", None) is None or _nvml() is None:
+        return []
+    return [_describe(torch, index) for index in range(torch.cuda.device_count())]
+
+
+def _describe(torch: Any, index: int) -> _Card:
+    ctypes, nvml = sys.modules["ctypes"], _nvml()
+    of_visible = private(torch, "cuda._get_nvml_device_index")  # It reads CUDA_VISIBLE_DEVICES.
+    handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    sizes = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+    number = ctypes.c_uint(index if of_visible is None else of_visible(index))
+    if (
+        nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
+        or nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
+        or nvml.nvmlDeviceGetMemoryInfo(handle, sizes)
+    ):
+        raise OSError(f"NVML does not describe cuda:{index}")
+    return _Card(name.value.decode(errors="replace"), sizes[1], sizes[0])
+
+
+def _driver_is_too_old(torch: Any) -> bool:
+    """Return whether the driver supports only an older CUDA than that of this build of torch."""
+    build = getattr(torch.version, "cuda", None)  # None for ROCm
+    if build is None or _nvml() is None:
+        return False
+    ctypes = sys.modules["ctypes"]
+    newest = ctypes.c_int()  # 12080 for CUDA 12.8
+    failed = _nvml().nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(newest))
+    return not failed and newest.value // 1000 < int(build.partition(".")[0])
+
+
 def _memory_of(backend: str, index: int, torch: Any) -> DeviceMemory:
     module = getattr(torch, backend)
     if backend == "mps":
@@ -162,11 +223,17 @@ def _memory_of(backend: str, index: int, torch: Any) -> DeviceMemory:
 
 def _device_memory() -> dict[str, DeviceMemory]:
     torch, found = loaded_torch(), {}
-    for backend in BACKENDS if torch is not None else ():
+    if torch is None:
+        return {}
+    for backend in BACKENDS:
         for index in devices_in_use(backend, torch):
             name = f"{backend}:{index}"
             read = functools.partial(_memory_of, backend, index, torch)
             found[name] = query(read, None, f"memory of {name}")
+    cards: list[_Card] = query(lambda: _cards(torch), [], "NVML")
+    for index, card in enumerate(cards):
+        unused = DeviceMemory(0, 0, card.free_bytes, card.total_bytes)
+        found.setdefault(f"cuda:{index}", unused)
     return {name: memory for name, memory in found.items() if memory is not None}
 
 
@@ -206,23 +273,31 @@ def captures_graph(torch: Any) -> bool:
     return False
 
 
-def _empty_cache(backend: str, torch: Any, devices: Collection[str] | None = None) -> bool:
-    emptied = False
-    for index in devices_in_use(backend, torch):
-        name = f"{backend}:{index}"
-        if devices is None or {backend, name} & {*devices}:
-            empty = functools.partial(_empty_one, getattr(torch, backend), index)
-            # A device in an error state (illegal access, lost GPU) raises from every call.
-            emptied |= query(empty, False, f"emptying the cache of {name}")
-    return emptied
+def _empty_cache(backend: str, torch: Any) -> bool:
+    in_use = devices_in_use(backend, torch)
+    # A device in an error state (illegal access, lost GPU) raises from every call.
+    return bool(in_use) and query(
+        functools.partial(_empty_all, getattr(torch, backend), in_use),
+        False,
+        f"emptying the cache of {backend}",
+    )
 
 
-def _empty_one(module: Any, index: int) -> bool:
-    with module.device(index) if hasattr(module, "device") else nullcontext():
-        if _is_capturing(module):
-            return False
+def _empty_all(module: Any, in_use: list[int]) -> bool:
+    """Empty the caches of all devices of a backend, which one call of `empty_cache` does.
+
+    It is called on a device that has a context; on any other it would create one.
+    """
+    if not hasattr(module, "device"):
         module.empty_cache()
         return True
+    for index in reversed(in_use):
+        with module.device(index):
+            if _is_capturing(module):
+                return False
+            if index == in_use[0]:
+                module.empty_cache()
+    return True
 
 
 @early_bound
@@ -288,16 +363,12 @@ def safe_tensor_cleanup(tensor_attr_name: str, obj: Any) -> bool:
         return False
 
 
-def empty_caches(devices: Collection[str] | None = None) -> list[str]:
-    """Empty the caches of devices; return the names of the backends. Never raises.
-
-    Args:
-        devices: Their names ("cuda:0"); None for all devices in use.
-    """
+def empty_caches() -> list[str]:
+    """Empty the caches of all devices in use; return the names of the backends. Never raises."""
     torch = None if is_shutting_down() else loaded_torch()
     if torch is None:
         return []
-    return [backend for backend in BACKENDS if _empty_cache(backend, torch, devices)]
+    return [backend for backend in BACKENDS if _empty_cache(backend, torch)]
 
 
 def trim_host() -> bool:
@@ -411,3 +482,129 @@ def clear_caches_of_torch() -> list[str]:
         steps.update(CUDA_STEPS)
     run = {name: functools.partial(step, torch) for name, step in steps.items()}
     return [name for name in run if query(run[name], False, name)]
+
+
+# What there is
+
+
+class DeviceInfo(TypedDict):
+    """The result of `get_device_info`.
+
+    ``memory`` has the ``allocated_bytes``, ``reserved_bytes``, ``free_bytes`` and ``total_bytes``
+    of each device in `memory_snapshot`.
+    """
+
+    cuda_available: bool
+    device_count: int
+    current_device: int | None
+    device_name: str
+    backend: str
+    torch_version: str | None
+    memory: dict[str, dict[str, int]]
+
+
+def _cuda_is_available(torch: Any) -> bool:
+    """Return whether CUDA is available without cuInit, which disables CUDA in later forks.
+
+    See vllm#32611. `torch.cuda.device_count` asks NVML, and the driver only if NVML is missing, as
+    `torch.cuda.is_available` does with PYTORCH_NVML_BASED_CUDA_CHECK=1. If the program has set
+    that variable, its choice wins. A forked child of a process that used CUDA cannot use it.
+    NVML also answers if the driver is too old for this build (pytorch#98885).
+    """
+    if cuda_is_of_parent(torch):
+        return False
+    if "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ:
+        return bool(torch.cuda.is_available())
+    return int(torch.cuda.device_count()) > 0 and not _driver_is_too_old(torch)
+
+
+_IS_AVAILABLE: dict[str, Callable[[Any], bool]] = {
+    "cuda": _cuda_is_available,
+    "xpu": lambda torch: bool(torch.xpu.is_available()),
+    "mps": lambda torch: bool(torch.backends.mps.is_available()),
+}
+
+
+def _is_available(backend: str, torch: Any) -> bool:
+    available: bool = query(lambda: _IS_AVAILABLE[backend](torch), False, f"is {backend} available")
+    return available
+
+
+@early_bound
+def is_cuda_available() -> bool:
+    """Return whether CUDA (or ROCm) can be used.
+
+    Imports torch unless the program is ending. Creates no device context, so the process may still
+    fork afterwards. Never raises.
+
+    Returns:
+        True if it can be used. False if torch is missing, half-imported or broken, in a forked
+        child of a process that used CUDA, and during shutdown.
+    """
+    torch = None if is_shutting_down() else import_torch()
+    return torch is not None and _is_available("cuda", torch)
+
+
+@early_bound
+def get_optimal_device(force_cpu: bool = False) -> str:
+    """Return the name of the best available device. Never raises for a valid argument.
+
+    Args:
+        force_cpu: Return "cpu" without any query.
+
+    Returns:
+        "cuda", "xpu", "mps" or "cpu". "cpu" also without torch and during shutdown.
+
+    Raises:
+        TypeError: ``force_cpu`` is neither True nor False, such as the name of a device.
+    """
+    if force_cpu is not True and force_cpu is not False:
+        raise TypeError(
+            f"force_cpu must be True or False, got {force_cpu!r}; the function chooses the device"
+        )
+    torch = None if force_cpu or is_shutting_down() else import_torch()
+    if torch is None:
+        return "cpu"
+    return next((backend for backend in BACKENDS if _is_available(backend, torch)), "cpu")
+
+
+@early_bound
+def get_device_info() -> DeviceInfo:
+    """Describe torch's devices without initialising one. Never raises.
+
+    For a backend that the program has not used yet, ``current_device`` is None, because to query
+    it would create a device context of about 500 MB. The name and the memory of a card of CUDA come
+    from NVML then; without NVML the name is "cuda", and ``memory`` is empty.
+
+    Returns:
+        A dictionary, see `DeviceInfo`. Memory is in bytes, by the name of the device in torch.
+    """
+    info = DeviceInfo(
+        cuda_available=False,
+        device_count=0,
+        current_device=None,
+        device_name="cpu",
+        backend="cpu",
+        torch_version=None,
+        memory={},
+    )
+    torch = None if is_shutting_down() else import_torch()
+    if torch is None:
+        return info
+    info["torch_version"] = query(lambda: str(torch.__version__), None, "torch's version")
+    info["cuda_available"] = is_cuda_available()
+    info["backend"] = info["device_name"] = backend = get_optimal_device()
+    info["memory"] = {name: asdict(one) for name, one in memory_snapshot().devices.items()}
+    if backend == "cpu":
+        return info
+    module = query(lambda: getattr(torch, backend), None, backend)
+    info["device_count"] = query(lambda: int(module.device_count()), 1, "device_count")
+    in_use = devices_in_use(backend, torch)
+    if not in_use and backend == "cuda":
+        cards: list[_Card] = query(lambda: _cards(torch), [], "NVML")
+        info["device_name"] = cards[0].name if cards else backend
+    if in_use:
+        current = query(lambda: int(module.current_device()), in_use[0], "current_device")
+        name = query(lambda: str(module.get_device_name(current)), backend, "device name")
+        info["current_device"], info["device_name"] = current, name
+    return info

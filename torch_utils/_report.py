@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch_utils._memory import MemorySnapshot
 from torch_utils._runtime import early_bound
 from torch_utils.errors import repr_of
-from torch_utils.memory import MemorySnapshot
 
 __all__ = ["CleanupReport", "StillHeld", "format_bytes"]
 
+_UNKNOWN = "something that was not found, such as an autograd graph (torch.autocast keeps one)"
+if sys.version_info < (3, 13):
+    _UNKNOWN = "probably a local variable of a running function, or an autograd graph"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -51,8 +55,9 @@ class StillHeld:
     holders: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        by = " and ".join(self.holders) if self.holders else "something that was not found"
-        return f"{self.what} ({format_bytes(self.nbytes)} on {self.device}), held by {by}"
+        by = " and ".join(self.holders) or _UNKNOWN
+        advice = "; pass it too" if any(map(is_variable, self.holders)) else ""
+        return f"{self.what} ({format_bytes(self.nbytes)} on {self.device}), held by {by}{advice}"
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,7 @@ class CleanupReport:
             others = len(self.still_held) - 1
             more = f" and {others} more" if others else ""
             parts.append(f"still held: {format_bytes(self.still_held_bytes)}: {first}{more}")
+            parts.append("once it is free, release() without arguments returns its memory")
         return "; ".join([*parts, *self._failures()])
 
     @early_bound

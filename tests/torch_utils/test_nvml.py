@@ -1,0 +1,76 @@
+"""Tests of what NVML tells about cards that the program does not use yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.programs import assert_clean, run_forked
+
+STAND_IN = """
+import ctypes, torch
+
+class Nvml:
+    '''Two cards, as the library describes them; the second one is the first visible one.'''
+
+    newest, failing = 13000, ()
+
+    def nvmlInit_v2(self): return 0
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, version):
+        version._obj.value = self.newest
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number, handle):
+        handle._obj.value = number.value + 1
+        return number.value in self.failing
+
+    def nvmlDeviceGetName(self, handle, name, length):
+        name.value = f"Card {handle.value - 1}".encode()
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle, sizes):
+        sizes[:] = 1000, 600 + handle.value - 1, 400
+        return 0
+
+load, Nvml.one = ctypes.CDLL, Nvml()
+ctypes.CDLL = lambda name, *rest, **options: Nvml.one if "nvidia-ml" in str(name) else load(name)
+
+def forbidden(*arguments): raise AssertionError("this would create a context")
+
+torch.version.cuda = "13.0"
+torch.cuda.device_count = lambda: 2
+torch.cuda._get_nvml_device_index = lambda index: 1 - index
+torch.cuda.is_initialized = lambda: False
+for name in ("empty_cache", "device", "mem_get_info", "memory_reserved", "current_device"):
+    setattr(torch.cuda, name, forbidden)
+
+from torch_utils import get_device_info, is_cuda_available, memory_snapshot
+"""
+
+PROGRAMS = {
+    "describes": """
+info = get_device_info()
+assert (info["device_name"], info["current_device"]) == ("Card 1", None), info
+unused = {"allocated_bytes": 0, "reserved_bytes": 0, "total_bytes": 1000}
+assert info["memory"] == {
+    "cuda:0": {**unused, "free_bytes": 601}, "cuda:1": {**unused, "free_bytes": 600}
+}, info
+assert memory_snapshot().devices["cuda:1"].free_bytes == 600
+assert is_cuda_available()
+""",
+    "fails": """
+Nvml.failing = (0,)
+info = get_device_info()
+assert (info["device_name"], info["memory"]) == ("cuda", {}), info
+""",
+    "too old": """
+Nvml.newest = 12080
+assert not is_cuda_available()
+assert get_device_info()["backend"] == "cpu"
+""",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_nvml_describes_cards_without_a_context(program: str) -> None:
+    assert_clean(run_forked(STAND_IN + PROGRAMS[program], quick_end=True))

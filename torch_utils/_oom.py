@@ -1,0 +1,373 @@
+"""Out of memory: recognise the errors, clear their frames, and find a batch size that fits."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import gc
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from types import FrameType
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from torch_utils._memory import empty_caches, trim_host
+from torch_utils._runtime import DEBUG, called_function, loaded_torch, log, notify
+
+__all__ = ["clear_exception_frames", "find_batch_size", "is_out_of_memory"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SUSPENDABLE = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
+# Messages of allocators and libraries that raise a plain RuntimeError.
+_RUNTIME_MESSAGES = (
+    "out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUSPARSE_STATUS_ALLOC_FAILED",
+    "CUFFT_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "std::bad_alloc",
+    # torch's message for ENOMEM if it cannot map shared memory or a file.
+    f"Cannot allocate memory ({errno.ENOMEM})",
+)
+
+
+class Handled:
+    """The exception that is being handled at one moment, with its causes and contexts.
+
+    Python makes the handled exception the context of any exception that is raised meanwhile, even
+    if the two are unrelated. This class tells older exceptions from newer ones.
+    """
+
+    def __init__(self, current: BaseException | None) -> None:
+        self._older = list(walk_chain(current)) if current is not None else []
+
+    def __contains__(self, error: object) -> bool:
+        return any(error is older for older in self._older)
+
+    def is_out_of_memory(self, exc: BaseException, *, contexts: bool = True) -> bool:
+        """Return whether memory ran out in an exception that was raised since.
+
+        Older contexts do not count. Older causes do, because the program named them by ``from``.
+        """
+        chain = walk_chain(exc, self, contexts=contexts)
+        return exc not in self and any(map(_says_out_of_memory, chain))
+
+    def clear_frames(self, exc: BaseException) -> int:
+        """Clear the frames of exceptions that were raised since; see `clear_exception_frames`."""
+        newer = (error for error in walk_chain(exc, self) if error not in self)
+        return sum(map(_clear_frames_of, newer))
+
+
+def walk_chain(
+    error: BaseException, handled: Handled | None = None, *, contexts: bool = True
+) -> Iterator[BaseException]:
+    """Yield an exception and its causes, contexts and group members, each once.
+
+    Args:
+        error: The exception to start from.
+        handled: Contexts that belong to it are skipped.
+        contexts: Whether to follow contexts, which may be unrelated, at all.
+    """
+    seen: set[int] = set()
+    pending: list[Any] = [error]
+    while pending:
+        current = pending.pop()
+        if not isinstance(current, BaseException) or id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        pending.append(current.__cause__)
+        if contexts and (handled is None or current.__context__ not in handled):
+            pending.append(current.__context__)
+        pending += _members(current)
+
+
+def _members(error: BaseException) -> list[Any]:
+    try:
+        members = getattr(error, "exceptions", None)
+    except Exception:
+        # A property of that name, in a class that is not a group, may raise anything.
+        return []
+    return list(members) if isinstance(members, (tuple, list)) else []
+
+
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Return whether an exception means that a device or the host ran out of memory.
+
+    Args:
+        exc: The exception. Its causes, contexts and group members are examined as well.
+
+    Returns:
+        True if one of them is an out-of-memory error. Imports nothing.
+    """
+    return any(map(_says_out_of_memory, walk_chain(exc)))
+
+
+def _says_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):  # numpy's _ArrayMemoryError derives from it.
+        return True
+    kind = getattr(loaded_torch(), "OutOfMemoryError", None)
+    if isinstance(kind, type) and isinstance(error, kind):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if not isinstance(error, RuntimeError):
+        return False
+    try:
+        text = " ".join(str(argument) for argument in error.args)
+    except Exception:
+        # An argument whose str() raises is not the message of an allocator.
+        return False
+    return any(message in text for message in _RUNTIME_MESSAGES)
+
+
+def clear_exception_frames(exc: BaseException) -> int:
+    """Clear the local variables of all frames that an exception keeps alive.
+
+    The traceback still prints as before. Frames that are still running keep their variables, as do
+    those of generators and coroutines that handled the exception and continue. In Python 3.10 the
+    frames of all generators and coroutines are kept. Safe from any thread.
+
+    Args:
+        exc: The exception. Its causes, contexts and group members are cleared as well.
+
+    Returns:
+        The number of frames that were cleared.
+    """
+    return sum(map(_clear_frames_of, walk_chain(exc)))
+
+
+def _clear_frames_of(error: BaseException) -> int:
+    cleared = 0
+    traceback = error.__traceback__
+    while traceback is not None:
+        cleared += clear_frame(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return cleared
+
+
+def clear_frame(frame: FrameType) -> bool:
+    """Clear a frame unless it is running, or a live generator or coroutine may own it.
+
+    ``frame.clear()`` closes a suspended generator before Python 3.13, and raises from then on.
+    """
+    if frame.f_code.co_flags & _SUSPENDABLE and sys.version_info < (3, 13):
+        # A frame refers to its code for the garbage collector once no generator owns it.
+        owns_code = any(referent is frame.f_code for referent in gc.get_referents(frame))
+        if sys.version_info < (3, 11) or not owns_code:
+            return False
+    try:
+        frame.clear()
+    except RuntimeError:  # It is running or suspended.
+        return False
+    if sys.version_info < (3, 13):
+        _ = frame.f_locals  # Empties the dictionary that an earlier look at it has filled.
+    return True
+
+
+# Batch sizes
+
+
+@overload
+def find_batch_size(
+    function: Callable[Concatenate[int, P], R],
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    restore_after: int | None = None,
+    *,
+    factor: float = 0.5,
+) -> Callable[P, R]: ...
+@overload
+def find_batch_size(
+    function: None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    restore_after: int | None = None,
+    *,
+    factor: float = 0.5,
+) -> Callable[[Callable[Concatenate[int, P], R]], Callable[P, R]]: ...
+def find_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    restore_after: int | None = None,
+    *,
+    factor: float = 0.5,
+) -> Any:
+    """Call a function with a batch size, and with smaller ones while memory runs out.
+
+    The function takes the batch size as its first argument; callers leave it out. Later calls
+    start with the size that was found. Before each new try, the frames of the failed call's
+    exception are cleared, garbage is collected, and then the device caches are emptied. An older
+    exception that is being handled during the call does not count as a failure. The arguments and
+    the behaviour are those of accelerate's ``find_executable_batch_size``. Threads may call the
+    function concurrently and share the size. Coroutine functions are awaited; emptying the caches
+    blocks the event loop.
+
+    ::
+
+        @find_batch_size(starting_batch_size=512)
+        def embed(batch_size, texts): ...
+
+        embed(texts)
+
+    Args:
+        function: The function to decorate.
+        starting_batch_size: The first size to try.
+        reduce_batch_size_fn: Returns the next smaller size, instead of ``factor``.
+        restore_after: After this many successful calls in a row, try the next larger size again,
+            up to the starting size. None keeps a size that was found.
+        factor: The next size is the last one times ``factor``, rounded down. With the default of
+            0.5, four tries fail between 128 and 8, and the result is at least half of what would
+            fit. With 0.9, as in newer versions of accelerate, 22 tries fail and the result is
+            closer.
+
+    Returns:
+        The decorated function, without the batch size among its arguments.
+
+    Raises:
+        RuntimeError: "No executable batch size found": even a batch size of 1 does not fit. The
+            cause is the exception of the last try.
+        TypeError: ``function`` is not callable, or is a generator function, which cannot be
+            repeated after it has yielded.
+        ValueError: ``factor`` is not between 0 and 1, ``starting_batch_size`` is not a whole number
+            of at least 0, or ``reduce_batch_size_fn`` returned a size that is not smaller.
+    """
+    if type(starting_batch_size) is not int or starting_batch_size < 0:
+        raise ValueError(
+            f"starting_batch_size must be an int of at least 0, got {starting_batch_size!r}"
+        )
+    if not 0 < factor < 1:
+        raise ValueError(f"factor must be between 0 and 1, got {factor}")
+    if function is None:
+        return functools.partial(
+            find_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+            restore_after=restore_after,
+            factor=factor,
+        )
+    if not callable(function):
+        raise TypeError(
+            f"find_batch_size must decorate a function, got {function!r}; pass the first batch "
+            "size as starting_batch_size="
+        )
+    size = _Size(starting_batch_size, reduce_batch_size_fn, restore_after, factor)
+    called = called_function(function)
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise TypeError(
+            f"find_batch_size cannot repeat {function!r}, a generator function; decorate a "
+            "function that returns its whole result"
+        )
+    if inspect.iscoroutinefunction(called):
+
+        @functools.wraps(function)
+        async def awaiting_wrapper(*args: Any, **kwargs: Any) -> Any:
+            attempts = size.attempts()
+            while True:
+                with next(attempts) as batch_size:
+                    return await function(batch_size, *args, **kwargs)
+
+        return awaiting_wrapper
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        attempts = size.attempts()
+        while True:
+            with next(attempts) as batch_size:
+                return function(batch_size, *args, **kwargs)
+
+    return wrapper
+
+
+_NOT_SUPPORTED = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"
+
+
+@dataclass
+class _Attempt:
+    """One call with one batch size; as a context manager it suppresses out-of-memory errors."""
+
+    batch_size: int
+    size: _Size
+    handled: Handled
+    error: BaseException | None = None
+
+    def __enter__(self) -> int:
+        return self.batch_size
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if error is None:
+            self.size.succeeded(self.batch_size)
+        elif isinstance(error, Exception) and (
+            # An error that was raised while such an error was handled does not repeat the call.
+            self.handled.is_out_of_memory(error, contexts=False)
+            # cuDNN says so too if its workspace does not fit. accelerate repeats such calls.
+            or (isinstance(error, RuntimeError) and _NOT_SUPPORTED in str(error))
+        ):
+            self.error = error
+        return self.error is not None
+
+
+@dataclass
+class _Size:
+    """The batch size that calls share."""
+
+    start: int
+    reduce_fn: Callable[[], int] | None
+    restore_after: int | None
+    factor: float
+    successes: int = 0
+
+    def __post_init__(self) -> None:
+        self._current = self.start
+        self._lock = threading.Lock()
+
+    def attempts(self) -> Iterator[_Attempt]:
+        """Yield an attempt for each size until one succeeds or the size reaches 0."""
+        handled = Handled(sys.exc_info()[1])
+        batch_size, error = self._current, None
+        while batch_size > 0:
+            attempt = _Attempt(batch_size, self, handled)
+            yield attempt
+            # Inside the `with` block the interpreter itself would keep the frames of the failed
+            # call alive, and the tensors in them.
+            error = attempt.error
+            assert error is not None
+            handled.clear_frames(error)
+            gc.collect()  # What the call created may be in cycles.
+            empty_caches()
+            trim_host()
+            failed, batch_size = batch_size, self._reduce(batch_size)
+            log(DEBUG, "out of memory with batch size %d, next: %d", failed, batch_size)
+            if batch_size > 0:
+                notify("retry")
+        raise RuntimeError("No executable batch size found, reached zero.") from error
+
+    def _reduce(self, failed: int) -> int:
+        with self._lock:
+            self.successes = 0
+            smaller = int(failed * self.factor) if self.reduce_fn is None else self.reduce_fn()
+            if smaller >= failed:
+                raise ValueError(
+                    f"reduce_batch_size_fn must return less than {failed}, the size that failed, "
+                    f"got {smaller}"
+                )
+            # If not even 1 fits, the next call starts with 1: memory may be free then.
+            self._current = min(self._current, max(smaller, min(1, self.start)))
+            return smaller
+
+    def succeeded(self, size: int) -> None:
+        with self._lock:
+            self.successes += 1
+            if self.restore_after is not None and self.successes >= self.restore_after:
+                self.successes = 0
+                self._current = min(max(size + 1, int(size / self.factor)), self.start)

@@ -1,0 +1,474 @@
+"""Count the memory that a release will free, by weak references to storages.
+
+A weak reference to a tensor dies while a numpy view or an autograd graph still keeps the memory. A
+weak reference to the tensor's storage, which holds the memory, does not.
+
+Reference counts decide how far the counting goes, as they decide what Python frees: a part is
+entered if nothing but the released objects refers to it. Another part stays whole, so it is counted
+as one: it may still go, as a part of a cycle. Nothing here decides what is emptied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from sys import getrefcount
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
+
+from torch_utils._release.objects import (
+    FUNCTIONS,
+    array_class,
+    bases_of,
+    contents_of,
+    is_among,
+    is_entered_class,
+    is_instance,
+    module_of,
+    name_of,
+    parts_of,
+)
+from torch_utils._runtime import DEBUG, log, private, whole_torch
+
+
+@contextmanager
+def without_overrides(torch: Any) -> Iterator[None]:
+    """Disable overrides of torch's functions in this thread.
+
+    Tensor subclasses and modes, such as a default device or fake tensors, override functions.
+    """
+    functions = private(torch, "_C.DisableTorchFunction") or nullcontext
+    dispatch = private(torch, "_C._DisableTorchDispatch") or nullcontext
+    with functions(), dispatch():
+        yield
+
+
+_PARTS = ("_indices", "_values")  # of a sparse tensor
+_COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
+_NAMES = ("_weak_ref", "_expired", "_free_weak_ref", "_cdata")
+_MOST_LOOKS = 20_000
+"""How many parts of objects that stay are examined; the memory behind others is not counted."""
+_LONGEST_NAME = 200  # The names of deeply nested parts would fill the memory.
+
+
+class Held(NamedTuple):
+    """One storage, or one array, that a release gives up.
+
+    Attributes:
+        what: Its name in reports.
+        nbytes: Its size in bytes.
+        device: "host" or torch's name of the device, such as "cuda:0".
+        key: The address of the C++ object; the id of an array.
+        weak: torch's weak reference, to be freed once; a Python one of an array.
+        lent_at: The address of memory that an array, a buffer or a file lends; otherwise 0.
+        is_expected: Whether it should be freed. The parameters of an optimizer belong to others.
+        part: The number of the part that stays whole and holds it, or None.
+    """
+
+    what: str
+    nbytes: int
+    device: str
+    key: int
+    weak: Any
+    lent_at: int
+    is_expected: bool
+    part: int | None
+
+
+class Part(NamedTuple):
+    """An object to which something besides the released objects refers.
+
+    Attributes:
+        name: Its name in reports.
+        weak: Refers to it; None if it cannot be weakly referenced.
+    """
+
+    name: str
+    weak: ReferenceType[Any] | None
+
+    def get(self) -> Any:
+        """Return the object; None if it is gone, or cannot be weakly referenced."""
+        return None if self.weak is None else self.weak()
+
+
+@dataclass
+class Root:
+    """An object that was passed, by itself or in a container.
+
+    Attributes:
+        is_passed: Whether by itself.
+        is_found: Whether it holds memory: a tensor, a module, an array, packed weights.
+        is_training: Whether most of what it refers to belongs to others, as in an optimizer.
+    """
+
+    thing: Any
+    name: str
+    is_passed: bool = True
+    is_found: bool = False
+    is_training: bool = False
+
+
+class _Visit(NamedTuple):
+    """An object whose parts are to be examined."""
+
+    thing: Any
+    name: str
+    root: Root
+    is_expected: bool
+
+
+SKIPPED, TENSOR, ARRAY, PACKED, MODULE, OTHER = range(6)
+
+
+class Inventory:
+    """The memory that a release is about to give up, each storage once. Not thread-safe.
+
+    Args:
+        follows_functions: Whether closures, bound methods and partial functions are examined.
+
+    Attributes:
+        parts: What may stay whole.
+        is_partial: Whether there is memory whose size is unknown, such as packed weights.
+    """
+
+    _held: dict[int, Held] = {}  # noqa: RUF012  (replaced; for an interrupted `__init__`)
+
+    def __init__(self, *, follows_functions: bool = True) -> None:
+        torch: Any = whole_torch()
+        self._torch = torch
+        self._follows_functions = follows_functions
+        self._array = array_class()
+        self._is_able = torch is not None and not any(
+            private(torch, f"UntypedStorage.{name}") is None for name in _NAMES
+        )
+        self._is_expired: Any = private(torch, "UntypedStorage._expired")
+        self._free: Any = private(torch, "UntypedStorage._free_weak_ref")
+        self._kinds: dict[int, tuple[int, type]] = {}
+        self._held = {}
+        self._freed: list[tuple[int, str, int]] = []  # key, device, bytes
+        self._looks_left = _MOST_LOOKS
+        self._part: int | None = None  # what is being counted as a whole
+        self.parts: list[Part] = []
+        self.is_partial = False
+
+    def kind(self, thing: Any) -> int:
+        """Return how an object is counted; the same for all objects of its class."""
+        kind = type(thing)
+        known = self._kinds.get(id(kind))
+        if known is None:
+            known = self._kinds[id(kind)] = self._kind_of(kind), kind
+        return known[0]
+
+    def _kind_of(self, kind: type) -> int:
+        bases = bases_of(kind)
+        if name_of(kind) in ("ScriptObject", "RecursiveScriptModule"):  # Weights in C++.
+            return PACKED
+        if self._torch is not None:
+            if is_among(self._torch.Tensor, bases):
+                return TENSOR
+            if is_among(self._torch.nn.Module, bases):
+                return MODULE
+        if is_among(self._array, bases):
+            return ARRAY
+        if is_training_class(kind):
+            return MODULE
+        if not self._follows_functions and any(is_among(base, bases) for base in FUNCTIONS):
+            return SKIPPED
+        return OTHER if is_entered_class(kind) else SKIPPED
+
+    # Counting
+
+    def count(self, roots: list[Root]) -> None:
+        """Count what objects hold, as far as nothing else refers to it.
+
+        A part is entered when all references to it were met on the way. What remains in the end is
+        counted part by part. Call it inside `without_overrides`.
+        """
+        known = {id(root.thing) for root in roots}
+        pending: list[_Visit] = []
+        for root in roots:
+            root.is_training = is_training_class(type(root.thing))
+            self._enter(_Visit(root.thing, root.name, root, not root.is_training), pending)
+        others: dict[int, _Visit] = {}
+        met = Counter[int]()
+        while pending:
+            thing, name, root, is_expected = pending.pop()
+            visits: list[tuple[str, bool]] = []
+            parts: list[Any] = []
+            for part, label in parts_of(thing):
+                if self.kind(part) and id(part) not in known:
+                    parts.append(part)
+                    # Only the state of an optimizer is its own, without the parameters in it.
+                    is_own = label == ".state" or (is_expected and label != ".keys()")
+                    visits.append((_join(name, label), is_own if root.is_training else is_expected))
+            thing = part = None
+            shared = []
+            for index, count in enumerate(reference_counts(parts)):
+                label, is_expected = visits[index]
+                visit = _Visit(parts[index], label, root, is_expected)
+                if count == 1:
+                    self._enter(visit, pending)
+                else:
+                    key = id(visit.thing)
+                    if key not in others or not others[key].is_expected:
+                        others[key] = visit
+                    met[key] += 1
+                    shared.append(key)
+            parts.clear()
+            visit = None  # type: ignore[assignment]
+            for key in shared:
+                # The visit refers to it as well.
+                if key in others and reference_counts([others[key].thing])[0] - 1 <= met[key]:
+                    self._enter(others.pop(key), pending)
+        seen = known.union(others)
+        for visit in others.values():
+            if visit.is_expected:
+                self._count_whole(visit, seen)
+
+    def _enter(self, visit: _Visit, pending: list[_Visit]) -> None:
+        """Count a tensor or an array; add another object to those whose parts are examined."""
+        kind = self.kind(visit.thing)
+        visit.root.is_found |= SKIPPED < kind < OTHER
+        self.is_partial |= kind == PACKED
+        if kind == TENSOR:
+            self._add_tensor(visit.thing, visit.name, visit.is_expected)
+        if kind == ARRAY:
+            self._add_array(visit.thing, visit.name, visit.is_expected)
+        elif kind != TENSOR or not is_plain(self._torch, visit.thing) or contents_of(visit.thing):
+            pending.append(visit)
+
+    def _count_whole(self, visit: _Visit, seen: set[int]) -> None:
+        """Count what an object holds to which something else refers, within `_MOST_LOOKS`."""
+        self._part = len(self.parts)
+        try:
+            self.parts.append(Part(visit.name, ref(visit.thing)))
+        except TypeError:  # A list, a dictionary, an object with slots.
+            self.parts.append(Part(visit.name, None))
+        pending: list[_Visit] = []
+        self._enter(visit, pending)
+        while pending and self._looks_left > 0:
+            for inner, _ in parts_of(pending.pop().thing):
+                if id(inner) not in seen and self.kind(inner):
+                    self._looks_left -= 1
+                    seen.add(id(inner))
+                    self._enter(visit._replace(thing=inner), pending)
+        self._part = None
+
+    def _add_tensor(self, tensor: Any, name: str, is_expected: bool) -> None:
+        """Count a tensor and its gradient."""
+        if not self._is_able:
+            return
+        base = self._torch.Tensor
+        self._add_storages(tensor, name, is_expected)
+        if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):
+            gradient = base.grad.__get__(tensor)
+            if gradient is not None:
+                self._add_storages(gradient, f"{name}.grad", is_expected)
+
+    def _add_storages(self, tensor: Any, name: str, is_expected: bool) -> None:
+        storages = storages_of(self._torch, tensor)
+        self.is_partial |= not storages  # Opaque layouts, such as mkldnn's.
+        for storage in storages:
+            try:
+                key = storage._cdata
+                known = self._held.get(key)
+                if known is not None and (known.is_expected or not is_expected):
+                    continue
+                nbytes, device, address = storage.nbytes(), storage.device, storage.data_ptr()
+                if not nbytes or not address or device.type == "meta":
+                    continue
+                self._held[key] = Held(
+                    name,
+                    nbytes,
+                    name_of_device(device),
+                    key,
+                    storage._weak_ref() if known is None else known.weak,
+                    0 if storage.resizable() else address,
+                    is_expected,
+                    self._part,
+                )
+            except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
+                # Fake and functional tensors have no real storage.
+                log(DEBUG, "%s: its storage cannot be counted: %r", name, error)
+
+    def _add_array(self, array: Any, name: str, is_expected: bool) -> None:
+        """Count a numpy array that owns its memory, or the one that an array is a view of."""
+        while is_instance(base := self._array.base.__get__(array), self._array):
+            array = base
+        nbytes = self._array.nbytes.__get__(array)
+        if base is None and nbytes and id(array) not in self._held:
+            self._held[id(array)] = Held(
+                name, nbytes, "host", id(array), ref(array), 0, is_expected, self._part
+            )
+
+    # Results
+
+    def is_gone(self, held: Held) -> bool:
+        """Return whether memory was freed."""
+        if isinstance(held.weak, ReferenceType):
+            alive: object = held.weak()
+            return alive is None
+        return self.is_expired(held) and not _is_mapped(held)
+
+    def forget_gone(self) -> None:
+        """Free the weak references of freed storages, which use the heap, and keep their sizes."""
+        for key in list(self._held):  # Pairs would set off garbage collections.
+            held = self._held[key]
+            if self.is_gone(held):
+                self._freed.append((key, held.device, held.nbytes))
+                self._forget(key)
+
+    def _forget(self, key: int) -> None:
+        held = self._held.pop(key)
+        if not isinstance(held.weak, ReferenceType):
+            self._free(held.weak)
+
+    def freed_bytes(self) -> dict[str, int]:
+        """Return the bytes that were freed, by device."""
+        self.forget_gone()
+        freed = Counter[str]()
+        for _, device, nbytes in self._freed:
+            freed[device] += nbytes
+        return dict(freed)
+
+    def alive(self) -> list[Held]:
+        """Return what should be freed but still exists, the largest first."""
+        self.forget_gone()
+        alive = [held for held in self._held.values() if held.is_expected]
+        return sorted(alive, key=lambda held: -held.nbytes)
+
+    def is_lent(self, held: Held) -> bool:
+        """Return whether torch freed a storage, and only its lender keeps the memory."""
+        return bool(held.lent_at) and self.is_expired(held)
+
+    def is_expired(self, held: Held) -> bool:
+        """Return whether torch freed a storage."""
+        expired: bool = self._is_expired(held.weak)
+        return expired
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes that still exist, by device."""
+        sizes = Counter[str]()
+        for held in self.alive():
+            if not self.is_lent(held):
+                sizes[held.device] += held.nbytes
+        return dict(sizes)
+
+    def absorb(self, other: Inventory) -> None:
+        """Take over the memory of another inventory, which is empty afterwards."""
+        if other._torch is not None:  # torch may have been imported since.
+            self._torch, self._is_expired, self._free = (
+                other._torch,
+                other._is_expired,
+                other._free,
+            )
+        self._freed += [freed for freed in other._freed if freed[0] not in self._held]
+        first = len(self.parts)
+        self.parts += other.parts
+        self.is_partial |= other.is_partial
+        for key, held in list(other._held.items()):
+            if key in self._held:
+                other._forget(key)
+            else:
+                number = None if held.part is None else first + held.part
+                self._held[key] = held._replace(part=number)
+        other._held = {}
+
+    def __del__(self) -> None:
+        """Free the weak references, each of which uses about 100 bytes of the C heap."""
+        for key in list(self._held):
+            self._forget(key)
+
+
+def _join(name: str, label: str) -> str:
+    return name + label if len(name) < _LONGEST_NAME else name
+
+
+def reference_counts(things: list[Any]) -> list[int]:
+    """Return the number of references to each object, without those of this list."""
+    return [getrefcount(thing) - _OWN_REFERENCES for thing in things]
+
+
+_OWN_REFERENCES = 0
+_OWN_REFERENCES = reference_counts([object()])[0]  # Python versions differ.
+
+
+def sizes_of(thing: Any) -> dict[str, int]:
+    """Return the bytes of an object's tensors and numpy arrays, without changing it.
+
+    Packed weights, the memory of other libraries, and what lies behind more than `_MOST_LOOKS`
+    shared objects are not counted.
+
+    Returns:
+        Bytes by "host" and device ("cuda:0"); empty if nothing is found.
+    """
+    inventory = Inventory()
+    with without_overrides(whole_torch()):
+        inventory.count([Root(thing, name_of(type(thing)))])
+    return inventory.sizes()
+
+
+def is_training_class(kind: type) -> bool:
+    """Return whether objects of a class refer to memory of other owners, such as an optimizer."""
+    return any(
+        name_of(base) in _TRAINING and module_of(base).startswith(("torch.", "accelerate."))
+        for base in bases_of(kind)
+    )
+
+
+_TRAINING = frozenset(
+    ("Optimizer", "LRScheduler", "GradScaler", "DataLoader", "AcceleratedScheduler")
+)
+
+
+def is_plain(torch: Any, tensor: Any) -> bool:
+    """Return whether a tensor's class is torch's own, which has no slots."""
+    kind = type(tensor)
+    return kind is torch.nn.Parameter or kind is torch.Tensor
+
+
+def _is_mapped(held: Held) -> bool:
+    """Return whether memory that was lent to torch still exists.
+
+    The address tells: a file of weights is unmapped with its last tensor, an array stays mapped.
+    """
+    if not held.lent_at:
+        return False
+    if held.device != "host" or not sys.platform.startswith("linux"):
+        return True
+    state = ctypes.create_string_buffer(1)
+    page = ctypes.c_void_p(held.lent_at - held.lent_at % mmap.PAGESIZE)
+    failed: int = ctypes.CDLL(None).mincore(page, ctypes.c_size_t(1), state)
+    return not failed
+
+
+@lru_cache(maxsize=100)
+def name_of_device(device: Any) -> str:
+    """Return "host" for the CPU, otherwise torch's name of a device."""
+    return "host" if device.type == "cpu" else str(device)
+
+
+def storages_of(torch: Any, tensor: Any) -> list[Any]:
+    """Return the storages of a tensor: one, those of a sparse tensor's parts, or none.
+
+    Call it inside `without_overrides`. The attributes of a wrapper tensor are not included.
+    """
+    base = torch.Tensor
+    layout = base.layout.__get__(tensor)
+    try:
+        if layout == torch.strided:
+            return [base.untyped_storage(tensor)]
+    except (RuntimeError, NotImplementedError):  # Opaque layouts, such as mkldnn's, have none.
+        return []
+    found = []
+    for name in _PARTS if layout == torch.sparse_coo else _COMPRESSED_PARTS:
+        with suppress(RuntimeError, AttributeError, NotImplementedError):
+            # A CSR tensor has no ccol_indices.
+            found.append(base.untyped_storage(getattr(base, name)(tensor)))
+    return found

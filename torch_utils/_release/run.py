@@ -1,0 +1,431 @@
+"""release: free the memory of objects in place, and report what was freed.
+
+Neither a ``with`` block nor a function can unbind the caller's variable. So the memory is taken out
+of the object itself, and any later use of the object raises an error that says so. One rule holds:
+what is passed is emptied, and everything in it loses that one reference.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging  # noqa: F401  (so that errors at exit can be logged)
+import os
+import sys
+import threading
+import time
+from _thread import RLock
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
+
+from torch_utils._memory import (
+    MemorySnapshot,
+    clear_caches_of_torch,
+    empty_caches,
+    memory_snapshot,
+    query,
+)
+from torch_utils._memory import trim_host as trim_host_heap
+from torch_utils._oom import Handled
+from torch_utils._registry import QUIET_THREADS, UNAWAITED, unawaited_error
+from torch_utils._release.counting import TENSOR, Inventory, Root, without_overrides
+from torch_utils._release.holders import Holders, clear_ended_frames, find_holders
+from torch_utils._release.objects import find_in_class, is_released, name_of
+from torch_utils._release.roots import closer_of, roots_of, without_memory
+from torch_utils._release.tombstones import bury, empty_tensor
+from torch_utils._report import CleanupReport, StillHeld, variables_first
+from torch_utils._runtime import (
+    DEBUG,
+    ERROR,
+    LISTENERS,
+    early_bound,
+    is_shutting_down,
+    log,
+    notify,
+    whole_torch,
+)
+from torch_utils._signals import DeferredSignals
+from torch_utils.errors import TorchUtilsError
+
+Collect = Literal["auto", "young", "never", "full"]
+LENDER = "the array or buffer that it was made from"
+LEAST_BYTES = 1 << 20
+"""Less memory than this is worth neither a full garbage collection nor a trim of the heap."""
+_PACKAGE = __name__.partition(".")[0]
+
+
+def check_collect(collect: str) -> None:
+    """Check the value of ``collect``."""
+    if collect not in ("auto", "young", "never", "full"):
+        raise ValueError(f'collect must be "auto", "young", "never" or "full", got {collect!r}')
+
+
+@dataclass
+class Release:
+    """One release and its state.
+
+    Attributes:
+        inventory: The memory that it gives up; what is still held can be asked of it later.
+        errors: The exceptions of its steps.
+        empties_all: Whether caches are emptied and the heap is trimmed in any case.
+        collects_all: Whether frames were cleared that held memory in cycles.
+    """
+
+    collect: Collect
+    trim_host: bool
+    thorough: bool
+    empty_cache: bool = True
+
+    def __post_init__(self) -> None:
+        check_collect(self.collect)
+        self.handled = Handled(sys.exc_info()[1])  # Older exceptions do not count.
+        self.errors: list[BaseException] = []
+        self.empties_all = self.collects_all = self._has_called = False
+        self._place = _place_of_caller()
+        self._holders = Holders()
+        self._started = 0.0
+        self._before = MemorySnapshot()
+        self.inventory = Inventory()
+
+    def run(self, objects: Sequence[Any], *, is_again: bool = False) -> None:
+        """Release objects: examine all of them, close them, and then empty them.
+
+        The lock is held while objects are examined and emptied, not while code of the program
+        runs, which may wait for a thread that releases something else. An object that another
+        release is closing at the time is left to that one.
+
+        Args:
+            objects: The objects to release.
+            is_again: Whether they were accepted before; some may be empty by now.
+
+        Raises:
+            TypeError: An object cannot be released. Nothing was changed.
+        """
+        trash: list[Any] = []
+        roots: list[Root] = []
+        pid = os.getpid()
+        with self.under_way():
+            try:
+                with _lock(), without_overrides(whole_torch()):
+                    roots = self._examine(objects, is_again)
+                    _CLOSING.update((id(root.thing), root.thing) for root in roots)
+                for root in roots:
+                    if os.getpid() == pid:
+                        self._close(root)
+                if os.getpid() != pid:
+                    return  # What was called has forked, and the parent goes on.
+                with _lock(), without_overrides(whole_torch()):
+                    self._empty(roots, trash)
+            finally:
+                for root in roots:
+                    _CLOSING.pop(id(root.thing), None)
+            QUIET_THREADS.append(threading.get_ident())
+            try:
+                trash.clear()
+            finally:
+                QUIET_THREADS.remove(threading.get_ident())
+
+    def _examine(self, objects: Sequence[Any], is_again: bool) -> list[Root]:
+        """Count the memory of objects, and return those to close or to empty."""
+        roots = [r for r in roots_of(objects, self.inventory) if id(r.thing) not in _CLOSING]
+        try:
+            if not is_shutting_down():
+                self.inventory.count(roots)
+        except Exception as error:  # Any object of the program is read.
+            self.failed("the objects", error)
+            return roots
+        accepted = []
+        for root in roots:
+            if root.is_found or closer_of(root.thing) is not None or is_shutting_down():
+                accepted.append(root)
+            elif root.is_passed and not is_again:
+                problem = without_memory(root.thing)
+                if problem is not None:
+                    raise problem
+        return accepted
+
+    def _close(self, root: Root) -> None:
+        """Run what an object itself does at its end, while it is whole."""
+        name = name_of(type(root.thing))
+        close = closer_of(root.thing)
+        if close is not None:
+            self._call(f"{name}.close()", close)
+        destructor = find_in_class(type(root.thing), "__del__")
+        is_emptied = root.is_found or (close is None and is_shutting_down())
+        if destructor is not None and is_emptied and not is_released(root.thing):
+            self._call(f"{name}.__del__()", lambda: destructor(root.thing))
+            if is_shutting_down():
+                bury(root.thing, name, self._place, [])  # It must not run again.
+
+    def _call(self, name: str, function: Any) -> None:
+        self._has_called = True
+        try:
+            result = function()
+            if type(result) in UNAWAITED:
+                raise unawaited_error(result)
+        except BaseException as error:
+            # Each object is released, whatever the others raise. `raise_interrupt` raises what is
+            # not an Exception later.
+            self.failed(name, error)
+
+    def _empty(self, roots: list[Root], trash: list[Any]) -> None:
+        for root in () if is_shutting_down() else roots:  # The system takes the memory back.
+            try:
+                if root.is_found and closer_of(root.thing) is not None:
+                    # It stays what it is, unless it still holds memory.
+                    closed = Root(root.thing, root.name)
+                    Inventory(follows_functions=False).count([closed])
+                    root.is_found = closed.is_found
+                if not root.is_found or is_released(root.thing):
+                    continue
+                if self.inventory.kind(root.thing) == TENSOR:
+                    empty_tensor(root.thing, root.name, trash)
+                else:
+                    bury(root.thing, f"this {root.name}", self._place, trash)
+            except BaseException as error:  # As in `_call`.
+                self.failed(root.name, error)
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Count nested releases of this thread, such as in a ``close()``, as part of this one."""
+        if not self._started:  # Not in `__init__`: a scope may start before torch is imported.
+            self._started = time.perf_counter()
+            self._before = memory_snapshot()
+            self.inventory = Inventory()
+        outer = _UNDER_WAY.release
+        _UNDER_WAY.release = self
+        try:
+            yield
+        finally:
+            _UNDER_WAY.release = outer
+
+    def failed(self, name: str, error: BaseException) -> None:
+        """Record the exception of one step, and log it once."""
+        self.errors.append(error)
+        # Exceptions of this package need no traceback.
+        trace = None if isinstance(error, TorchUtilsError) else error
+        level = DEBUG if type(error).__name__ == "CancelledError" else ERROR
+        log(level, "releasing %s failed: %r", name, error, exc_info=trace)
+        if not is_shutting_down():  # The report must not keep its frames alive.
+            self.handled.clear_frames(error)
+
+    def raise_interrupt(self) -> None:
+        """Raise the first exception that is not an Exception, such as KeyboardInterrupt."""
+        for error in self.errors:
+            if not isinstance(error, Exception):
+                raise error
+
+    def finish(self) -> CleanupReport:
+        """Collect garbage, trim the heap and empty the caches as requested, and report.
+
+        A nested release leaves this to the outer one, which then counts for both.
+        """
+        outer = _UNDER_WAY.release
+        if is_shutting_down():
+            return CleanupReport(
+                errors=tuple(self.errors),
+                duration_s=time.perf_counter() - self._started,
+                skipped="the program is ending, and the system takes the memory back",
+            )
+        if outer is None:
+            self._give_back()
+        report = self._report()
+        if outer is not None:
+            outer.inventory.absorb(self.inventory)
+        elif LISTENERS:
+            notify("release", report=report)
+        return report
+
+    def _give_back(self) -> None:
+        if self.thorough:
+            clear_caches_of_torch()
+        _clear_autocast_cache()
+        self._collect_garbage()
+        # Weights that were mapped from a file count too: the heap has what the model computed.
+        freed_bytes = self.inventory.freed_bytes()
+        is_all = self.empties_all or self.thorough or self.collect == "full"
+        if self.empty_cache and (is_all or freed_bytes.keys() - {"host"}):
+            empty_caches()
+        is_large = freed_bytes.get("host", 0) >= LEAST_BYTES
+        if self.trim_host and (is_all or is_large or self.inventory.is_partial or self._has_called):
+            trim_host_heap()
+
+    def _collect_garbage(self) -> None:
+        """Collect garbage as little as possible: only if memory is alive.
+
+        Young generations are cheap. What still exists then is searched for from the program's
+        variables, for 10 ms. If they do not lead to it, frames of calls that have ended may refer
+        to it. Or it is in a cycle, for which only a full collection helps.
+        """
+        inventory = self.inventory
+        is_auto = self.collect == "auto"
+        if self.collect == "full" or (is_auto and self.collects_all):
+            gc.collect()
+        elif self.collect != "never":
+            for generation in range(2):
+                if inventory.alive():
+                    gc.collect(generation)
+        if inventory.alive():
+            self._holders = find_holders(inventory)
+            if self.collect in ("auto", "full") and self._unexplained_bytes():
+                clear_ended_frames(inventory, self._holders)
+        if is_auto and (inventory.is_partial or self._unexplained_bytes() >= LEAST_BYTES):
+            gc.collect()
+
+    def _unexplained_bytes(self) -> int:
+        held = self.inventory.alive()
+        return sum(h.nbytes for h in held if not (h.lent_at or self._holders.of(h)))
+
+    def _report(self) -> CleanupReport:
+        inventory = self.inventory
+        held: dict[tuple[int | None, int, str], StillHeld] = {}
+        for one in inventory.alive():
+            # What stays whole is named as a whole.
+            name = one.what if one.part is None else inventory.parts[one.part].name
+            holders = [LENDER] if inventory.is_lent(one) else self._holders.of(one)
+            key = (one.part, one.key if one.part is None else 0, one.device)
+            nbytes = one.nbytes + (held[key].nbytes if key in held else 0)
+            held[key] = StillHeld(name, nbytes, one.device, variables_first(holders))
+        freed = {one.device: 0 for one in held.values()} | inventory.freed_bytes()
+        return CleanupReport(
+            freed_bytes=freed,
+            still_held=tuple(sorted(held.values(), key=lambda one: -one.nbytes)),
+            errors=tuple(self.errors),
+            duration_s=time.perf_counter() - self._started,
+            before=self._before,
+            after=memory_snapshot(),
+        )
+
+
+def _clear_autocast_cache() -> None:
+    """Drop the copies of weights that `torch.autocast` keeps in this thread."""
+    torch: Any = whole_torch()
+    if torch is not None:
+        query(torch.clear_autocast_cache, None, "autocast's cache")
+
+
+LOCK_WAIT_S = 10.0
+_LOCK = RLock()
+_CLOSING: dict[int, Any] = {}
+"""The objects of all releases that are under way, by their ids."""
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    """Hold the lock that serialises releases; during shutdown only if it is free.
+
+    A thread holds it for milliseconds. Only a garbage collection in the middle can make that
+    longer, by a destructor that waits for a thread that waits here.
+    """
+    lock = _LOCK  # A fork gives the child a new lock.
+    has_lock = lock.acquire(timeout=0 if is_shutting_down() else LOCK_WAIT_S)
+    if not has_lock and not is_shutting_down():
+        log(
+            ERROR, "another thread has been releasing for %g s; not waiting any longer", LOCK_WAIT_S
+        )
+    try:
+        yield
+    finally:
+        if has_lock:
+            lock.release()
+
+
+class _UnderWay(threading.local):
+    """The innermost release of each thread."""
+
+    release: Release | None = None
+
+
+_UNDER_WAY = _UnderWay()
+
+
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = RLock()
+    _CLOSING.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _place_of_caller() -> str:
+    """Return the line that called for the release: the nearest frame outside this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if module.partition(".")[0] not in (_PACKAGE, "contextlib"):
+            return f"at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}()"
+        frame = frame.f_back
+    return "by torch_utils"
+
+
+@early_bound
+def release(
+    *objects: Any,
+    collect: Collect = "auto",
+    trim_host: bool = True,
+    empty_cache: bool = True,
+    thorough: bool = False,
+) -> CleanupReport:
+    """Free the memory of objects in place, even if variables still refer to them.
+
+    What you pass is emptied: any use of it raises `ReleasedError` with the line of the release, and
+    a tensor has no elements. You can pass modules, tensors, optimizers, pipelines and any object
+    with attributes, however deep its models lie. For a list, tuple, set or dictionary, what stands
+    in it is emptied.
+
+    Everything in it loses that one reference. If nothing else refers to it, its memory is free. If
+    anything else does, such as a variable, a closure, another model or another thread, it stays
+    whole and works, and the report names the holder. Frames of calls that have ended, as in a
+    stored exception, are not holders; they are cleared if they keep memory alive.
+
+    ``close()`` and the destructor of what you pass run first, once each, on the whole object; no
+    other code of the objects runs. An object with ``close()`` that holds no memory, such as a file,
+    is only closed. Exceptions of both are logged and listed in the report. Only KeyboardInterrupt
+    and similar ones are raised, after all objects were released. During shutdown only these run,
+    because the end of the process returns the memory sooner.
+
+    Do not release a tensor while another thread runs a method of it, as with a file or a socket.
+    One lock serialises releases. It is not held while a ``close()`` or a destructor runs.
+
+    Args:
+        *objects: The objects to release, in this order. None is ignored. Without objects, caches
+            are emptied and the heap is trimmed: what was held before may be free by now.
+        collect: When to collect garbage. "auto": the younger generations if released memory is
+            alive, and all generations if that is more than `LEAST_BYTES` to which no variable
+            leads, or if there is memory that cannot be counted, such as packed weights. "young":
+            only the younger ones. "never" or "full": never or always.
+        trim_host: Whether to return unused pages of the C heap to the system (glibc), if at least
+            `LEAST_BYTES` of the host's memory were freed.
+        empty_cache: Whether to empty the caches of the devices in use, if memory of one was freed.
+        thorough: Whether to clear also what torch keeps outside its allocators: compiled code,
+            cuBLAS workspaces, cuFFT plans, IPC handles and pinned host memory. Also collects cycles
+            that `gc.freeze` has excluded. The time is not limited.
+
+    Returns:
+        What was freed and what is still held, as measured.
+
+    Raises:
+        TypeError: An object holds no memory and has no ``close()``, or is a class, a function or a
+            module of Python; the message says what to pass instead. Nothing was changed.
+        ValueError: ``collect`` is invalid.
+    """
+    try:
+        with DeferredSignals():
+            work = Release(
+                collect=collect, trim_host=trim_host, thorough=thorough, empty_cache=empty_cache
+            )
+            work.empties_all = not objects
+            work.run(objects)
+            report = work.finish()
+    except Exception as error:
+        # A destructor may call this after this package's modules were torn down.
+        if not is_shutting_down():
+            raise
+        log(DEBUG, "not released: %r", error)
+        return CleanupReport(skipped="the interpreter is shutting down")
+    work.raise_interrupt()
+    return report

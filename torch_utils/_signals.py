@@ -1,0 +1,247 @@
+"""Signals: turn them into an orderly exit, and defer them while a resource is being closed.
+
+A signal handler may raise (Ctrl-C raises KeyboardInterrupt) between any two instructions, which
+would leave a cleanup half done. While the main thread closes a resource, one handler replaces the
+Python-level handlers of SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1 and SIGUSR2 and records each
+signal. Afterwards the original handlers are restored and called in order. A second Ctrl-C is
+delivered immediately, and a second SIGTERM after a second, because the cleanup may hang.
+"""
+
+from __future__ import annotations
+
+# `signal` itself would double the time that importing this package takes.
+import _signal as signal  # type: ignore[import-not-found]  # typeshed has no stub
+import sys
+from _signal import getsignal
+from _thread import get_ident
+from math import inf
+from os import getpid
+from time import monotonic
+from weakref import WeakSet
+
+from torch_utils._runtime import MODULES, PHASE, current_task, early_bound, is_finalizing
+from torch_utils.errors import SignalError
+
+TYPE_CHECKING = False  # see _runtime
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+__all__ = ["SignalExit", "exit_on_signals"]
+
+REPEAT_S = 1.0
+"""For how long further signals count as the first one: `timeout` sends each one twice."""
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_HANDLERS: dict[int, Any] = {}  # the program's own, by signal
+_PATIENCE_S = {signal.SIGINT: 0.0, signal.SIGTERM: 1.0}
+"""How long after the first a second signal waits as well; others always do."""
+_NOTED: list[int] = []
+_FIRST_S: dict[int, float] = {}  # when each noted signal came
+_BLOCKS: WeakSet[DeferredSignals] = WeakSet()  # the block that has replaced handlers
+_PIDS = [0]  # the process that entered it
+
+
+def _may_raise(handler: Any) -> bool:
+    """Return whether a handler is deferred.
+
+    asyncio's own does nothing. To replace it would interrupt system calls from then on, because
+    `signal.signal` clears the flag SA_RESTART, which asyncio sets.
+    """
+    events = MODULES.get("asyncio.unix_events")
+    is_of_loop = handler is getattr(events, "_sighandler_noop", None)
+    return not is_of_loop and getattr(handler, "is_deferred", True)
+
+
+def _is_stale() -> bool:
+    """Return whether no block of this process is open: one never ended, or there was a fork."""
+    return not _BLOCKS or getpid() != _PIDS[0]
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if _is_stale():
+        _put_back()
+        _NOTED.clear()
+    elif number not in _NOTED or monotonic() - _FIRST_S[number] < _PATIENCE_S.get(number, inf):
+        if number not in _NOTED:
+            _FIRST_S[number] = monotonic()
+        _NOTED.append(number)
+        return
+    else:
+        _NOTED.remove(number)
+    _HANDLERS[number](number, frame)
+
+
+def _put_back() -> None:
+    try:
+        for number, handler in list(_HANDLERS.items()):
+            if getsignal(number) is _note:
+                signal.signal(number, handler)
+        _BLOCKS.clear()
+    except BaseException:  # A restored handler raised; restore the others.
+        _put_back()
+        raise
+
+
+def _call_handlers() -> None:
+    # The signals are not sent again, because an event loop has received them already.
+    try:
+        while _NOTED:
+            number = _NOTED.pop(0)
+            _HANDLERS[number](number, sys._getframe())
+    finally:
+        if _NOTED:  # A handler raised; call the others.
+            _call_handlers()
+
+
+@early_bound
+class DeferredSignals:
+    """Context manager that runs the program's signal handlers after the block.
+
+    Blocks nest; only the outermost one replaces handlers. A block in another thread does nothing,
+    because handlers run only in the main thread.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __enter__(self) -> None:
+        threading = MODULES.get("threading")
+        if is_finalizing() or (threading and get_ident() != threading.main_thread().ident):
+            return
+        if not _is_stale():
+            return
+        try:
+            _put_back()
+            _NOTED.clear()
+            _PIDS[0] = getpid()
+            for number in _SIGNALS:
+                handler = getsignal(number)
+                if callable(handler) and _may_raise(handler):
+                    _BLOCKS.add(self)
+                    _HANDLERS[number] = handler
+                    signal.signal(number, _note)
+        except ValueError:  # In a subinterpreter signals cannot be deferred.
+            _put_back()
+        except BaseException:  # A handler raised before anything was closed.
+            _put_back()
+            raise
+
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        if self not in _BLOCKS:
+            return
+        try:
+            _put_back()
+        finally:
+            if PHASE.exiting:  # The program is ending already.
+                _NOTED.clear()
+            _call_handlers()
+
+
+class SignalExit:
+    """The handlers that `exit_on_signals` installed.
+
+    Leaving its ``with`` block restores the earlier ones.
+
+    Attributes:
+        previous: The earlier handlers, by signal.
+    """
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self.previous: dict[int, Any] = {}
+        self._second = _EndProgram()
+        try:
+            for number in dict.fromkeys(numbers):
+                self.previous[number] = getsignal(number)
+                signal.signal(number, self._handle)
+        except (OSError, ValueError, TypeError) as error:
+            self.restore()
+            raise SignalError(
+                f"exit_on_signals() cannot handle {numbers}: {error}; call it in the main thread "
+                "with signals that can be caught, such as signal.SIGTERM"
+            ) from None
+
+    def restore(self) -> bool:
+        """Restore the earlier handlers of signals that still have this object's handler.
+
+        Returns:
+            True if a handler was restored.
+        """
+        restored = False
+        for number, handler in self.previous.items():
+            if getsignal(number) in (self._handle, self._second):
+                # None is a handler in C, which Python cannot restore.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+                restored = True
+        return restored
+
+    def __enter__(self) -> SignalExit:
+        return self
+
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        self.restore()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._second.first_s = monotonic()
+        for ours in self.previous:
+            if getsignal(ours) == self._handle:
+                signal.signal(ours, self._second)
+        earlier = self.previous[number]
+        if callable(earlier) and earlier is not signal.default_int_handler:
+            earlier(number, frame)
+        if not _runs_exit_callbacks(frame):  # They end the program, with its own exit status.
+            task = current_task()
+            if task is not None:  # So that asyncio does not log the exception as unretrieved.
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            raise SystemExit(128 + number)
+
+
+def _runs_exit_callbacks(frame: FrameType | None) -> bool:
+    """Return whether the main thread runs exit callbacks, from a frame of that thread."""
+    threading = MODULES.get("threading")
+    if threading is None or threading.main_thread().is_alive():
+        return PHASE.exiting
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    # Before the exit callbacks, Python joins the other threads.
+    return frame is None or frame.f_code is not threading._shutdown.__code__
+
+
+class _EndProgram:
+    """The handler after the first signal. It is never deferred, because a cleanup may hang."""
+
+    is_deferred = False
+
+    def __init__(self) -> None:
+        self.first_s = monotonic()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if monotonic() - self.first_s > REPEAT_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+def exit_on_signals(*signals: int) -> SignalExit:
+    """Turn signals into an orderly exit with the exit status 128 + n.
+
+    The default action of SIGTERM ends a process without exit callbacks or destructors. With this
+    function, a signal raises `SystemExit` in the main thread: ``with`` blocks end, exit callbacks
+    run and open resources are closed.
+
+    A signal during a release waits until that ends. One during the exit callbacks does not break
+    them off. An earlier handler of the program is called first; Python's own handler for SIGINT is
+    replaced. More than `REPEAT_S` seconds later, a second signal takes the default action and ends
+    the program immediately. Python discards exceptions in
+    destructors, in callbacks of weak references and in some imports of extension modules. There
+    this one is lost as well, and only the second signal ends the program.
+
+    Args:
+        *signals: The signals to handle, such as ``signal.SIGINT``; ``signal.SIGTERM`` by default.
+
+    Returns:
+        An object that restores the earlier handlers, by ``restore()`` or in a ``with`` block.
+
+    Raises:
+        SignalError: This is not the main thread, or a signal cannot be caught. No handler was
+            changed.
+    """
+    return SignalExit(signals or (signal.SIGTERM,))
