@@ -85,14 +85,15 @@ lock: .venv/.installed
 		--output-file constraints.txt pyproject.toml
 	sed -i -E '/^(nvidia|cuda)-|^triton=/d' constraints.txt
 
-# Runs on a machine with a GPU, in a Python that has torch; .venv is used only if it exists.
+# Each runs within 150 seconds on a machine with a GPU, in a Python that has torch; .venv is used
+# only if it exists.
 # RESULTS names the folder for the results, by default benchmarks/results/gpu.
 GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
 test-gpu:
 	RESULTS=$(RESULTS) $(GPU_PYTHON) tests/gpu/run.py
 
-# Runs the same tests over a stand-in for CUDA's driver. ENVIRONMENT names an environment that has
+# Runs the same tests over a stand-in for CUDA's driver, which can break on demand. ENVIRONMENT names an environment that has
 # torch for CUDA, or a folder that keeps the new environment.
 test-gpu-stand-in: .venv/.installed
 	$(BIN)/python tests/gpu/stand_in/run.py $(ENVIRONMENT)

@@ -1,10 +1,10 @@
-"""Compare releases of a 10 GB model with other ways, and `measure` with Triton's timer."""
+"""Compare releases of models with other ways, and `measure` with Triton's timer."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ import torch_utils
 from benchmarks.gpu_setting import GB, Setting
 from benchmarks.release_cell import beside_a_thread
 
+Held = dict[str, Any]
 
-def model_of(nbytes: int, each: int, device: str) -> Any:
+
+def tensors_of(nbytes: int, each: int, device: str) -> Any:
     """Return a model with ``nbytes`` of unwritten parameters of ``each`` bytes."""
     model = torch.nn.Module()
     for number in range(max(1, nbytes // each)):
@@ -23,83 +25,95 @@ def model_of(nbytes: int, each: int, device: str) -> Any:
     return model
 
 
-def _ours(held: dict[str, Any]) -> None:
+def bert(setting: Setting) -> Any:
+    """Return a BERT base with random weights."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"num_hidden_layers": 1, "vocab_size": 100} if setting.rehearse else {}
+    with torch.device(setting.device):
+        return BertModel(BertConfig(**sizes))
+
+
+def _ours(held: Held) -> None:
     torch_utils.release(held["model"])  # The variable remains.
 
 
-def _by_hand(held: dict[str, Any]) -> None:
+def _by_hand(held: Held) -> None:
     del held["model"]
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def _accelerate(held: dict[str, Any]) -> None:
+def _accelerate(held: Held) -> None:
     from accelerate.utils import release_memory
 
     (held["model"],) = release_memory(held.pop("model"))
 
 
-WAYS: dict[str, Callable[[dict[str, Any]], None]] = {
+WAYS: dict[str, Callable[[Held], None]] = {
     "torch_utils": _ours,
     "del, gc.collect, empty_cache": _by_hand,
     "accelerate": _accelerate,
 }
 
 
-def reserved(setting: Setting) -> int:
-    return 0 if setting.rehearse else torch.cuda.memory_reserved(0)
-
-
-def release_beside_others(setting: Setting) -> list[dict[str, Any]]:
-    """Measure large and small layers, each way five times by turns."""
-    total = (4 << 20) if setting.rehearse else min(10 * GB, setting.room_bytes() // 2)
+def release_beside_others(setting: Setting) -> Iterator[dict[str, Any]]:
+    """Measure a BERT, also while a variable names it, and 10 GB in large and in small tensors."""
     torch_utils.release()  # Import its modules before the measurement.
     if importlib.util.find_spec("accelerate") is not None:
         import accelerate.utils  # noqa: F401
-    results = []
+    if importlib.util.find_spec("transformers") is not None:
+        for is_named in (True, False):
+            row = {"model": "BERT base", "another_variable": is_named}
+            yield row | _ways(setting, lambda: bert(setting), is_named=is_named)
+    total = (4 << 20) if setting.rehearse else min(10 * GB, setting.room_bytes() // 2)
     for each in (total // 4, 1 << 18) if setting.rehearse else (256 << 20, 1 << 20):
-        runs: dict[str, list[tuple[float, float, int]]] = {}
-        for _ in range(1 if setting.rehearse else 5):
-            for name, way in WAYS.items():
-                if name == "accelerate" and importlib.util.find_spec("accelerate") is None:
-                    continue
-                if setting.seconds_left() > 2:
-                    runs.setdefault(name, []).append(_once(setting, way, total, each))
-        results.append({"model_bytes": total, "tensor_bytes": each, "ways": _summed_up(runs)})
-    return results
+        row = {"model": "tensors", "model_bytes": total, "tensor_bytes": each}
+        yield row | _ways(setting, lambda: tensors_of(total, each, setting.device))  # noqa: B023
+
+
+def _ways(setting: Setting, make: Callable[[], Any], *, is_named: bool = False) -> dict[str, Any]:
+    """Measure each way three times by turns."""
+    runs: dict[str, list[dict[str, float]]] = {}
+    for _ in range(1 if setting.rehearse else 3):
+        for name, way in WAYS.items():
+            if name == "accelerate" and importlib.util.find_spec("accelerate") is None:
+                continue
+            if setting.seconds_left() > 1:
+                runs.setdefault(name, []).append(_once(setting, way, make, is_named=is_named))
+    if not runs:
+        return {"left_out": "no time"}
+    return {"ways": {name: _middle(some) for name, some in runs.items()}}
 
 
 def _once(
-    setting: Setting, way: Callable[..., None], total: int, each: int
-) -> tuple[float, float, int]:
+    setting: Setting, way: Callable[[Held], None], make: Callable[[], Any], *, is_named: bool
+) -> dict[str, float]:
     setting.tidy()
-    held = {"model": model_of(total, each, setting.device)}
+    before = setting.reserved_bytes()
+    held = {"model": make()}
+    also_named = held["model"] if is_named else None
     setting.synchronize()
-    full = reserved(setting)
+    full = setting.reserved_bytes()
     taken = beside_a_thread(lambda: way(held))
-    freed = full - reserved(setting)
+    freed = full - setting.reserved_bytes()
+    del also_named
     held.clear()
-    return taken["ms"], taken["worst_stall_ms"], freed
+    return {
+        "ms": taken["ms"],
+        "longest_wait_ms": taken["worst_stall_ms"],
+        "freed_bytes": freed,
+        "freed_share": freed / max(1, full - before),
+    }
 
 
-def _summed_up(runs: dict[str, list[tuple[float, float, int]]]) -> dict[str, Any]:
-    found = {}
-    for name, times in runs.items():
-        middle = len(times) // 2
-        found[name] = {
-            "ms": sorted(ms for ms, _, _ in times)[middle],
-            "longest_wait_ms": sorted(wait for _, wait, _ in times)[middle],
-            "freed_bytes": min(freed for _, _, freed in times),
-            "all_ms": [round(ms, 3) for ms, _, _ in times],
-        }
-        print(
-            f"{name:30} {found[name]['ms']:9.2f} ms, another thread waits "
-            f"{found[name]['longest_wait_ms']:.2f} ms, {found[name]['freed_bytes']:,} bytes back"
-        )
-    return found
+def _middle(runs: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the run with the median time, and all times."""
+    middle = sorted(runs, key=lambda run: run["ms"])[len(runs) // 2]
+    return {**middle, "all_ms": [round(run["ms"], 3) for run in runs]}
 
 
-def measure_beside_triton(setting: Setting) -> list[dict[str, Any]]:
+def measure_beside_triton(setting: Setting) -> Iterator[dict[str, Any]]:
     """Compare the medians of both timers on work that no cache can hold."""
     side = 128 if setting.rehearse else 8192
     half = torch.float32 if setting.rehearse else torch.bfloat16
@@ -107,24 +121,30 @@ def measure_beside_triton(setting: Setting) -> list[dict[str, Any]]:
     source = torch.randn(1 << (18 if setting.rehearse else 28), device=setting.device)
     target = torch.empty_like(source)
     works = {"matrix product": lambda: left @ right, "copy": lambda: target.copy_(source)}
-    results = []
     for name, work in works.items():
         rounds = []
         for _ in range(1 if setting.rehearse else 3):
-            ours = torch_utils.measure(
-                work, warmup=5, repeat=3 if setting.rehearse else 50, device=setting.device
-            )
-            rounds.append((ours.median_s * 1e3, _triton_ms(setting, work)))
+            ours = setting.timed(work, most=50)
+            rounds.append((ours.median_s * 1e3, _peer_ms(setting, work)))
         ratios = sorted(ours / theirs for ours, theirs in rounds)
         ratio = ratios[len(ratios) // 2]
-        results.append({"work": name, "ms_ours_and_theirs": rounds, "ratio": ratio})
-        print(f"{name:16} ratio {ratio:.4f} (from {ratios[0]:.4f} to {ratios[-1]:.4f})")
-    return results
+        yield {"work": name, "ms_ours_and_theirs": rounds, "ratio": ratio, "ratios": ratios}
 
 
-def _triton_ms(setting: Setting, work: Callable[[], Any]) -> float:
+def _peer_ms(setting: Setting, work: Callable[[], Any]) -> float:
+    """Return Triton's median, or that of CUDA events without Triton."""
     if setting.rehearse:
         return torch_utils.measure(work, warmup=1, repeat=5, device="cpu").median_s * 1e3
-    from triton.testing import do_bench
+    if importlib.util.find_spec("triton") is not None:
+        from triton.testing import do_bench
 
-    return float(do_bench(work, warmup=25, rep=200, return_mode="median"))
+        return float(do_bench(work, warmup=25, rep=200, return_mode="median"))
+    times = []
+    for _ in range(20):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[10]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from torch_utils import Measurement, measure, safe_cuda_empty_cache
+from torch_utils import Measurement, measure, release
 
 GB = 10**9
 
@@ -21,15 +21,14 @@ class Setting:
     Attributes:
         device: torch's name of the device.
         deadline: When the running part must end, on the monotonic clock, in seconds.
-        rates: Bytes per second of a copy on the device (read and written) and of an upload from
-            pinned memory.
+        copy_bytes_per_s: The rate of a copy on the device (read and written), once measured.
     """
 
     def __init__(self, *, rehearse: bool) -> None:
         self.rehearse = rehearse
         self.device = "cpu" if rehearse else "cuda:0"
         self.deadline = float("inf")
-        self.rates: dict[str, float] = {}
+        self.copy_bytes_per_s: float | None = None
 
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
@@ -42,6 +41,9 @@ class Setting:
         cached = torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)
         return int(0.9 * (free + cached))
 
+    def reserved_bytes(self) -> int:
+        return 0 if self.rehearse else torch.cuda.memory_reserved(0)
+
     def synchronize(self) -> None:
         if not self.rehearse:
             torch.cuda.synchronize()
@@ -49,36 +51,33 @@ class Setting:
     def tidy(self) -> None:
         """Free what a part has left, so that the next part has the whole card."""
         gc.collect()
-        safe_cuda_empty_cache()
+        release(thorough=True)
 
-    def pinned(self, count: int) -> Any:
-        return torch.empty(count, pin_memory=not self.rehearse)
-
-    def timed(self, work: Callable[[], Any], *, most: int = 20, most_s: float = 1.5) -> Measurement:
+    def timed(self, work: Callable[[], Any], *, most: int = 20, most_s: float = 1.0) -> Measurement:
         """Measure repeatedly; slow work is measured fewer times."""
         if self.rehearse:
             return measure(work, warmup=0, repeat=1, device=self.device)
+        work()
+        self.synchronize()
         started = time.perf_counter()
         work()
         self.synchronize()
         once = max(time.perf_counter() - started, 1e-6)
-        repeat = max(3, min(most, int(most_s / once)))
-        return measure(work, warmup=0 if once > 1 else 2, repeat=repeat, device=self.device)
+        return measure(work, repeat=max(3, min(most, int(most_s / once))), device=self.device)
 
-    def bandwidth(self) -> dict[str, float]:
-        """Measure the rate of a copy: the floor of any work that reads the same bytes."""
-        count = (1 << 20) if self.rehearse else min(1 << 30, self.room_bytes() // 16)
-        source = torch.randn(count, device=self.device)
-        target = torch.empty_like(source)
-        copy = self.timed(lambda: target.copy_(source))
-        self.rates["device_copy_bytes_per_s"] = 2 * source.nbytes / copy.median_s
-        pinned = self.pinned(min(count, 1 << 28)).fill_(1)
-        part = target[: len(pinned)]
-        upload = self.timed(lambda: part.copy_(pinned, non_blocking=True))
-        self.rates["host_to_device_bytes_per_s"] = pinned.nbytes / upload.median_s
-        for name, rate in self.rates.items():
-            print(f"{name:28} {rate / GB:9.1f} GB/s")
-        return self.rates
+
+def bandwidth(setting: Setting) -> Iterator[dict[str, Any]]:
+    """Measure the rate of a copy: the floor of any work that reads the same bytes."""
+    count = (1 << 20) if setting.rehearse else min(1 << 30, setting.room_bytes() // 16)
+    source = torch.randn(count, device=setting.device)
+    target = torch.empty_like(source)
+    seconds = setting.timed(lambda: target.copy_(source)).median_s
+    setting.copy_bytes_per_s = 2 * source.nbytes / seconds
+    yield {"copy": "on the device", "bytes_per_s": setting.copy_bytes_per_s}
+    pinned = torch.ones(min(count, 1 << 28), pin_memory=not setting.rehearse)
+    part = target[: len(pinned)]
+    seconds = setting.timed(lambda: part.copy_(pinned, non_blocking=True)).median_s
+    yield {"copy": "from page-locked memory", "bytes_per_s": pinned.nbytes / seconds}
 
 
 def describe_gpu(setting: Setting) -> dict[str, Any]:

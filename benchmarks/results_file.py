@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import subprocess
 import sys
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +46,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """Return the commit of this checkout, or "unknown"."""
+    command = ["git", "-C", str(RESULTS.parent.parent), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
 def described(machine: dict[str, Any]) -> str:
     """Return the text about a machine that stands under a table."""
     torch = machine["packages"].get("torch", "none")
@@ -56,10 +67,16 @@ def described(machine: dict[str, Any]) -> str:
 
 def write(name: str, result: dict[str, Any]) -> Path:
     """Write ``results/<name>.json``, and print where it was measured."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    here = machine()
-    path.write_text(json.dumps({"machine": here, **result}, indent=2) + "\n", encoding="utf-8")
-    print(f"measured on: {described(here)}")
+    path = write_into(RESULTS, name, result)
+    print(f"measured on: {described(machine())}")
     print(f"written: {path.relative_to(RESULTS.parent.parent)}")
+    return path
+
+
+def write_into(folder: Path, name: str, result: dict[str, Any]) -> Path:
+    """Write a result with the description of this machine; return the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    text = json.dumps({"machine": machine(), **result}, indent=2)
+    path.write_text(text + "\n", encoding="utf-8")
     return path

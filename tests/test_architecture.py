@@ -46,7 +46,6 @@ PUBLIC = {
 }
 PRIVATE_TESTS = {
     "tests/applications/mutant/sitecustomize.py": "breaks the product on purpose",
-    "tests/gpu/device.py": "measures a GPU with parts of clean-exit that take no GPU stand-in",
     "tests/rag_demo/documents/test_html_reader.py": "a parser",
     "tests/rag_demo/documents/test_passage_cutter.py": "an algorithm with many edges",
     "tests/rag_demo/test_store.py": "ingestion by the functions that examples use",

@@ -13,10 +13,10 @@ import os
 import re
 import sys
 import sysconfig
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -36,6 +36,39 @@ def slow_rehearsal(test: Any) -> Any:
     return test
 
 
+def alone(test: Any) -> Any:
+    """Let a test run without others, because it fills the card or measures time."""
+    test.part = "alone"
+    return test
+
+
+def last(test: Any) -> Any:
+    """Let a test run after all others."""
+    test.part = "last"
+    return test
+
+
+def needs(*packages: str) -> Callable[[Any], Any]:
+    """Skip a test where a package is missing; `run.py` says so before it starts."""
+
+    def decorate(test: Any) -> Any:
+        @functools.wraps(test)
+        def checked(**values: Any) -> None:
+            if lacking := missing(checked):
+                raise SkipTest(f"needs {', '.join(lacking)}")
+            test(**values)
+
+        vars(checked)["packages"] = packages
+        return checked
+
+    return decorate
+
+
+def missing(test: Any) -> list[str]:
+    """Return the packages that a test needs and that are not installed."""
+    return [name for name in getattr(test, "packages", ()) if not find_spec(name)]
+
+
 class Device:
     """The base of both devices."""
 
@@ -44,7 +77,8 @@ class Device:
     place: str  # its name in reports
     model_bytes: int  # the size of a large model
     large_bytes: int  # the size of a large tensor
-    skipped: Mapping[str, str] = {}  # tests that are meaningless on it, and why
+    test_s = 600.0  # A test that takes longer hangs.
+    skipped: Mapping[str, str] = {}  # tests and files that are meaningless on it, and why
 
     def settle(self) -> None:
         """Drop what earlier tests left, so that values before and after can be compared."""
@@ -83,6 +117,9 @@ class Device:
     def watch(self, *tensors: Any) -> None:
         """Count the memory of tensors, if the device does not."""
 
+    def empty_caches(self) -> None:
+        """Return unused memory and the workspaces of cuBLAS, without a garbage collection."""
+
     def run(self, source: str, *, env: dict[str, str] | None = None) -> programs.Result:
         """Run a program in which ``device`` is defined; torch may be imported already."""
         raise NotImplementedError
@@ -113,6 +150,7 @@ class Cuda(Device):
 
     name, torch_name, place = "cuda", "cuda:0", "cuda:0"
     model_bytes, large_bytes = 1 << 30, 64 * MB
+    test_s = 60.0
 
     @staticmethod
     def why_not() -> str | None:
@@ -132,6 +170,11 @@ class Cuda(Device):
             vars(sys).pop(name, None)  # It keeps the frames of a failed test.
         gc.collect()
         torch.cuda.init()
+        self.empty_caches()
+
+    def empty_caches(self) -> None:
+        import torch
+
         self.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
@@ -214,18 +257,19 @@ class Cuda(Device):
 
         torch.zeros(1, device=self.torch_name)
 
-    def has_context(self, pid: int | None = None) -> bool:
-        """Return whether a process has opened the driver, by its files or by NVML."""
-        pid = os.getpid() if pid is None else pid
-        return bool(driver.files_of(pid)) or pid in driver.processes()
+    def has_context(self) -> bool:
+        """Return whether this process has called cuInit, or has a context on any device."""
+        if driver.is_initialized() or self.bytes_of(os.getpid()):
+            return True
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return False
+        count = torch.cuda.device_count()
+        return any(torch._C._cuda_hasPrimaryContext(number) for number in range(count))
 
-    def used_bytes(self) -> int:
-        """Return what all processes use of the card, by NVML; this needs no context."""
-        return driver.used_bytes()
-
-    def context_bytes(self) -> int:
-        """Return a size that the context of one process exceeds."""
-        return 100 * MB
+    def bytes_of(self, pid: int) -> int:
+        """Return what the context of a process takes by NVML, with all its memory; 0 without."""
+        return driver.bytes_of_processes().get(pid, 0)
 
     def compiled(self, model: Any) -> Any:
         """Compile a model, with Inductor and CUDA graphs if this machine has Triton.
@@ -266,12 +310,11 @@ class Rehearsal(Device):
 
     name, torch_name, place = "rehearsal", "cpu", "host"
     model_bytes, large_bytes = MB, MB
-    _CAPACITY = 64 * MB
+    _CAPACITY, _CONTEXT = 64 * MB, "rehearsed-context"
 
     def __init__(self) -> None:
         self._watched: list[Any] = []
         self._pinned: list[Any] = []
-        self._opened: list[Any] = []
 
     def reserved_bytes(self) -> int:
         return self._alive(self._watched)
@@ -330,22 +373,19 @@ class Rehearsal(Device):
         return _Recorded(work, result), result
 
     def make_context(self) -> None:
-        folder = tempfile.mkdtemp()
-        self._opened.append(Path(folder, "nvidia-uvm").open("w"))
-        Path(folder, "nvidia-uvm").unlink()
-        os.rmdir(folder)
+        os.memfd_create(self._CONTEXT)
 
-    def has_context(self, pid: int | None = None) -> bool:
-        return bool(driver.files_of(os.getpid() if pid is None else pid))
+    def has_context(self) -> bool:
+        return bool(self.bytes_of(os.getpid()))
 
-    def used_bytes(self) -> int:
-        """Return the number of descendants that have opened the driver."""
-        from clean_exit.processes import descendants
-
-        return sum(self.has_context(process.pid) for process in descendants(os.getpid()) or ())
-
-    def context_bytes(self) -> int:
-        return 1
+    def bytes_of(self, pid: int) -> int:
+        """Return the number of open files that `make_context` made."""
+        found = 0
+        with contextlib.suppress(OSError):  # The process has ended.
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # The file has been closed.
+                    found += self._CONTEXT in os.readlink(link)
+        return found
 
     def compiled(self, model: Any) -> Any:
         import torch

@@ -1,56 +1,57 @@
-"""Query the driver about processes and the card, without a context of this process."""
+"""Query the driver about contexts and processes, without a context of this process.
+
+Open files of the driver prove nothing: NVML opens ``nvidia-uvm`` as well.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
+import ctypes
 from typing import Any
-from unittest import SkipTest
+
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+_MOST_PROCESSES = 1024
 
 
-def files_of(pid: int) -> list[str]:
-    """List the files that every process which called cuInit has open; NVML opens others."""
-    found = []
-    try:
-        links = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # It has ended, or belongs to another user.
-        return []
-    for link in links:
-        try:
-            target = os.readlink(link)
-        except OSError:
-            continue
-        if Path(target.removesuffix(" (deleted)")).name == "nvidia-uvm":
-            found.append(target)
-    return found
-
-
-def processes() -> set[int]:
-    """Return the pids of the processes that have a context on a card, by NVML."""
-
-    def read(nvml: Any) -> set[int]:
-        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-        lists = [nvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles]
-        return {process.pid for found in lists for process in found}
-
-    return _query(read)
-
-
-def used_bytes() -> int:
-    """Return the bytes that all processes use on the first card."""
-    return _query(
-        lambda nvml: nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).used
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
     )
 
 
-def _query(question: Callable[[Any], Any]) -> Any:
+def is_initialized() -> bool:
+    """Return whether this process has called cuInit; a child that it forks has not."""
+    count = ctypes.c_int()
+    error = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
+    return bool(error != _NOT_INITIALIZED)
+
+
+def bytes_of_processes() -> dict[int, int]:
+    """Return the memory of each process that has a context, by its pid, from NVML."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    _check(nvml.nvmlInit_v2())
     try:
-        import pynvml
-    except ImportError:
-        raise SkipTest("needs NVML through pynvml, the package nvidia-ml-py") from None
-    pynvml.nvmlInit()
-    try:
-        return question(pynvml)
+        found: dict[int, int] = {}
+        count = ctypes.c_uint()
+        _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+        for number in range(count.value):
+            for process in _processes(nvml, number):
+                found[process.pid] = found.get(process.pid, 0) + process.used_bytes
+        return found
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
+
+
+def _processes(nvml: Any, number: int) -> Any:
+    handle, length = ctypes.c_void_p(), ctypes.c_uint(_MOST_PROCESSES)
+    entries = (_Process * _MOST_PROCESSES)()
+    _check(nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle)))
+    _check(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(length), entries))
+    return entries[: length.value]
+
+
+def _check(error: int) -> None:
+    if error:
+        raise OSError(f"NVML failed with error {error}")

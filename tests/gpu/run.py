@@ -1,14 +1,15 @@
-"""`make test-gpu`: the tests on a GPU.
+"""`make test-gpu`: the tests on a GPU, within 150 seconds.
 
-It runs unattended within six minutes, with any Python that has torch. It needs no installation. A
-test that hangs or crashes does not stop the others.
+It runs unattended, with any Python that has torch, and installs nothing. It first lists the tests
+that it skips for lack of a package, and at the end those that it left out for lack of time. A test
+that hangs or crashes does not stop the others.
 The folder in ``RESULTS`` receives ``tests.json``, with the description of the machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -21,8 +22,9 @@ from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-GPU_S = 320.0
-LAST_WORDS_S = 15.0
+# When each part ends at the latest, in seconds from the start. Parts inherit unused time.
+ENDS_S = {"alone": 45.0, "beside": 118.0, "last": 145.0}
+LAST_WORDS_S = 3.0
 PATHS = [str(ROOT), str(ROOT / "tests")]
 sys.path[:0] = PATHS
 
@@ -55,34 +57,69 @@ def paths(folder: Path) -> str:
 def on_device(
     folder: Path,
     kind: str,
-    deadline: float,
+    ends: Mapping[str, float],
     only: str,
     python: str = sys.executable,
     env: Mapping[str, str] = MappingProxyType({}),
-    script: str = "tests/gpu/plain.py",
 ) -> dict[str, Any]:
-    """Run the tests on a device, or rehearse them; start a new process after each failure."""
+    """Run the tests on a device, or rehearse them.
+
+    Args:
+        folder: An empty folder.
+        kind: The device: "cuda", "rehearsal" or "stand-in".
+        ends: When each part ends at the latest, on the monotonic clock.
+        only: A part of the names of the tests.
+        python: The interpreter.
+        env: Variables of its environment.
+
+    Returns:
+        The outcome of each test, and whether none failed or was left out.
+    """
     from gpu import plain
 
-    journal, done = folder / "gpu", -1
-    command = [python, script, kind, str(journal), only]
-    code: int | None = 1
-    while code not in (0, None) and done < len(plain.read(journal)):
-        done = len(plain.read(journal))
-        code = limited(command, deadline, PYTHONPATH=paths(folder), **env)
-        for name, test in plain.read(journal).items():
-            if test["outcome"] == "started":
-                how = "timed out" if code is None else f"exit code {code}"
-                stacks = journal.with_suffix(".stacks").read_text(errors="replace")
-                plain.note(journal, name, "failed", f"{stacks}\nended the process: {how}")
+    journal = folder / "gpu"
+    for part, end in ends.items():
+        command = [python, "tests/gpu/plain.py", kind, str(journal), part, only]
+        code: int | None = 1
+        done = -1
+        # After a crash, which is a failure of the tests that were running, the others go on.
+        while code not in (0, None) and done < len(plain.read(journal)) and time.monotonic() < end:
+            done = len(plain.read(journal))
+            code = limited(command, end, PYTHONPATH=paths(folder), **env)
+            _note_ended(journal, code)
     tests = plain.read(journal)
-    failed = any(test["outcome"] == "failed" for test in tests.values())
-    return {"exit_code": int(failed or code != 0), "complete": code == 0, "tests": tests}
+    chosen = plain.device_of(kind)
+    for name, _ in (each for part in ends for each in plain.chosen_tests(chosen, part, only)):
+        tests.setdefault(name, {"outcome": "left out", "reason": "no time", "seconds": 0.0})
+    wrong = any(test["outcome"] in ("failed", "left out") for test in tests.values())
+    return {"exit_code": int(wrong), "tests": tests}
+
+
+def _note_ended(journal: Path, code: int | None) -> None:
+    """Record the tests that were running when their process ended."""
+    from gpu import plain
+
+    how = "no time was left" if code is None else "its process ended"
+    for name, test in plain.read(journal).items():
+        if test["outcome"] == "started":
+            stacks = journal.with_suffix(f".{name.partition('::')[2]}")
+            text = stacks.read_text(errors="replace") if stacks.exists() else ""
+            plain.note(journal, name, "failed", f"{text}\ncut off: {how}")
+
+
+def announce(kind: str, only: str) -> None:
+    """Print which tests will be skipped because a package is missing."""
+    from gpu import plain
+    from gpu.device import missing
+
+    for part in plain.PARTS:
+        for name, test in plain.chosen_tests(plain.device_of(kind), part, only):
+            if lacking := missing(test):
+                print(f"will skip {name}: needs {', '.join(lacking)}", flush=True)
 
 
 def main(*, rehearse: bool, only: str = "") -> int:
     """Run the tests; write the results unless this is a rehearsal; return the exit code."""
-    from benchmarks.results_file import machine
     from gpu.device import Cuda
 
     started = time.monotonic()
@@ -90,33 +127,40 @@ def main(*, rehearse: bool, only: str = "") -> int:
     if why_not is not None:
         print(f"{why_not}; tests/gpu/run.py --rehearse runs the same tests in host memory")
         return 1
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        kind = "rehearsal" if rehearse else "cuda"
-        result: dict[str, Any] = {"machine": machine()}
-        result["gpu_tests"] = on_device(folder, kind, started + GPU_S, only)
-        result["seconds"] = round(time.monotonic() - started)
-        _write(result, rehearse)
-    exit_code: int = result["gpu_tests"]["exit_code"]
-    return exit_code
-
-
-def _write(result: dict[str, Any], rehearse: bool) -> None:
-    tests = result["gpu_tests"]["tests"].values()
-    outcomes = [test["outcome"] for test in tests]
-    counts = {outcome: outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")}
-    print(f"on the device: {counts}", flush=True)
+    kind = "rehearsal" if rehearse else "cuda"
+    announce(kind, only)
+    slower = 10 if rehearse else 1  # A rehearsal is not about minutes.
+    ends = {part: started + slower * end for part, end in ENDS_S.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        done = on_device(Path(folder), kind, ends, only)
+    seconds = round(time.monotonic() - started)
+    result = {"gpu_tests": done, "seconds": seconds}
     if not rehearse:
-        folder = Path(os.environ.get("RESULTS") or ROOT / "benchmarks" / "results" / "gpu")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tests.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        _write(result)
+    _summarise(result)
+    return int(done["exit_code"])
+
+
+def _summarise(result: Mapping[str, Any]) -> None:
+    tests = result["gpu_tests"]["tests"]
+    outcomes = [test["outcome"] for test in tests.values()]
+    counts = (f"{outcomes.count(o)} {o}" for o in ("passed", "failed", "skipped", "left out"))
+    print(f"{', '.join(counts)}, in {result['seconds']} s")
+    left_out = [name for name, test in tests.items() if test["outcome"] == "left out"]
+    print("left out for lack of time:", ", ".join(left_out) or "nothing", flush=True)
+
+
+def _write(result: Mapping[str, Any]) -> None:
+    from benchmarks.gpu_setting import Setting, describe_gpu
+    from benchmarks.results_file import RESULTS, commit, write_into
+
+    about = {"commit": commit(), "gpu": describe_gpu(Setting(rehearse=False))}
+    folder = Path(os.environ.get("RESULTS") or RESULTS / "gpu").resolve()
+    write_into(folder, "tests", {**about, **result})
 
 
 if __name__ == "__main__":
-    given = [word.partition("=") for word in sys.argv[1:]]
-    options = {name.removeprefix("--"): value for name, _, value in given}
-    sys.exit(
-        main(
-            rehearse="rehearse" in options, **{k: v for k, v in options.items() if k != "rehearse"}
-        )
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rehearse", action="store_true", help="run in host memory")
+    parser.add_argument("--only", default="", help="a part of the names of the tests")
+    sys.exit(main(**vars(parser.parse_args())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu.device import slow_rehearsal
+from gpu.device import alone, slow_rehearsal
 
 SCOPE = """
 from torch_utils import SafePyTorchCleanup, is_out_of_memory
@@ -54,8 +54,10 @@ def settings(value: str) -> dict[str, str]:
     return {name: value}
 
 
+@alone
 @slow_rehearsal
 def test_expandable_segments_are_unmapped(device: Any) -> None:
+    """The program fills the card, so it runs alone."""
     device.assert_clean(device.run(SCOPE, env=settings("expandable_segments:True")))
 
 

@@ -9,20 +9,22 @@ from typing import Any
 from unittest import SkipTest
 
 from clean_exit import ExitReport, check
-from gpu.device import slow_rehearsal
+from gpu.device import last, slow_rehearsal
 from support.programs import IMPORT_PATH
 
 MB = 1 << 20
 
 
-def checked(device: Any, folder: Path, program: str) -> ExitReport:
+def checked(
+    device: Any, folder: Path, program: str, *, limit_s: float = 60, **env: str
+) -> ExitReport:
     """Check a program in a file, which spawned processes can import."""
     path = folder / "program.py"
     path.write_text(device.source(program))
     paths = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(path)]
-    environment = {**os.environ, "PYTHONPATH": paths}
-    report = check(command, timeout_s=60, max_shutdown_s=40, env=environment)
+    environment = {**os.environ, "PYTHONPATH": paths, **env}
+    report = check(command, timeout_s=limit_s, max_shutdown_s=limit_s, env=environment)
     # Every control would be clean if its program failed.
     assert report.returncode == 0, f"{report}\n{report.stdout}\n{report.stderr}"
     return report
@@ -114,8 +116,8 @@ def test_shared_tensor_of_waiting_producer_is_not_reported(device: Any, tmp_path
 
 
 GROUP = """
-import os, sys, tempfile
-os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # A machine may have no other interface.
+import faulthandler, os, sys, tempfile
+faulthandler.dump_traceback_later({limit_s} - 3, exit=True)  # It shows which call hangs.
 import torch, torch.distributed as dist
 device.make_context()
 with tempfile.TemporaryDirectory() as folder:
@@ -126,20 +128,51 @@ with tempfile.TemporaryDirectory() as folder:
     dist.all_reduce(values)
     assert values.tolist() == [1, 1, 1, 1]
     {end}
+faulthandler.cancel_dump_traceback_later()
 """
+GROUP_S = 20  # Both tests start when all others have ended, and run beside each other.
 
 
+def checked_group(device: Any, folder: Path, end: str) -> ExitReport:
+    """Check a program with a process group; print NCCL's warnings, or all of its log on failure.
+
+    A machine may have no interface but the loopback. The other settings switch off what one
+    process on one GPU does not need and what may wait for hardware or a network.
+    """
+    log = folder / "nccl.log"
+    env = {
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_RAS_ENABLE": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_MNNVL_ENABLE": "0",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_FILE": str(log),
+    }
+    wanted = ""
+    try:
+        program = GROUP.format(end=end, limit_s=GROUP_S)
+        report = checked(device, folder, program, limit_s=GROUP_S, **env)
+        wanted = "WARN"
+    finally:
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        print(*(line for line in lines[-60:] if wanted in line), sep="\n", flush=True)
+    return report
+
+
+@last
 @slow_rehearsal
 def test_process_group_that_was_not_destroyed_is_reported(device: Any, tmp_path: Path) -> None:
     _needs_backend(device)
-    report = checked(device, tmp_path, GROUP.format(end=""))
+    report = checked_group(device, tmp_path, "")
     assert "process-group-not-destroyed" in ids(report), str(report)
 
 
+@last
 @slow_rehearsal
 def test_destroyed_process_group_is_not_reported(device: Any, tmp_path: Path) -> None:
     _needs_backend(device)
-    report = checked(device, tmp_path, GROUP.format(end="dist.destroy_process_group()"))
+    report = checked_group(device, tmp_path, "dist.destroy_process_group()")
     assert "process-group-not-destroyed" not in ids(report), str(report)
     assert report.clean, str(report)
 

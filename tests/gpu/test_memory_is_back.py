@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu.device import slow_rehearsal
+from gpu.device import alone, slow_rehearsal
 from torch_utils import (
     SafePyTorchCleanup,
     find_batch_size,
@@ -100,6 +100,7 @@ def test_failed_block_frees_the_model(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
+@alone
 def test_stored_oom_error_keeps_no_memory(device: Any) -> None:
     """95% of the card can be allocated while the error is stored."""
     capacity = device.capacity_bytes()
@@ -124,6 +125,7 @@ def _fill(device: Any, model: Any, capacity: int) -> None:
     raise AssertionError(f"allocated more than the capacity: {len(blocks)}, {outputs.shape}")
 
 
+@alone
 def test_control_stored_oom_error_without_scope_keeps_memory(device: Any) -> None:
     """A stored error keeps the frames of its traceback, and their tensors."""
     before, capacity = device.reserved_bytes(), device.capacity_bytes()
@@ -138,6 +140,7 @@ def test_control_stored_oom_error_without_scope_keeps_memory(device: Any) -> Non
     del stored
 
 
+@alone
 def test_find_batch_size_frees_each_failed_try(device: Any) -> None:
     capacity, tried = device.capacity_bytes(), []
     before = device.reserved_bytes()

@@ -1,4 +1,4 @@
-"""Checks and cleanups do not open the driver, by the files of the process and by NVML."""
+"""Checks and cleanups create no context, by the driver, by torch and by NVML."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_checks_and_cleanups_create_no_context(device: Any) -> None:
             EVERYTHING
             + """
 everything()
-assert not device.has_context(), "something has opened the driver"
+assert not device.has_context(), "something has called cuInit"
 device.make_context()
 assert device.has_context(), "the control: this cannot see a context"
 everything()
@@ -53,7 +53,7 @@ def test_closing_at_exit_creates_no_context(device: Any) -> None:
             """
 import atexit
 def look():
-    assert not device.has_context(), "the exit has opened the driver"
+    assert not device.has_context(), "the exit has called cuInit"
     print("looked")
 atexit.register(look)  # Before the import of the library, so it runs after its callback.
 """

@@ -26,7 +26,7 @@ ROWS: dict[str, tuple[str, str, list[str], list[str]]] = {
     "gpu": (
         "3.12",
         EXTRAS,
-        ["torch==2.11.0", "sentence-transformers==6.0.0", "nvidia-ml-py"],
+        ["torch==2.11.0", "sentence-transformers==6.0.0"],
         ["tests"],
     ),
     "newest": ("3.13", EXTRAS, [], ["tests"]),
