@@ -39,9 +39,11 @@ def from_file(name: str) -> Callable[[Callable[[Result], str]], Callable[[Result
             result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
             source = f"`benchmarks/results/{name}.json`"
             machine = result["machine"]
-            return (
-                f"{make(result)}\n\n*Measured on {described(machine)}; {machine['date']}; {source}*"
-            )
+            where = described(machine)
+            if "gpu" in result:
+                gpu = result["gpu"]
+                where = f"{gpu['name']}, driver {gpu['driver']}; {where}; commit {result['commit']}"
+            return f"{make(result)}\n\n*Measured on {where}; {machine['date']}; {source}*"
 
         TABLES[make.__name__] = with_source
         return make
@@ -497,6 +499,133 @@ def stand_in(result: Result) -> str:
     )
 
 
+GPU_WAYS = {
+    "torch_utils": "`torch_utils.release`",
+    "accelerate": "`accelerate.release_memory`",
+    "del, gc.collect, empty_cache": "`del`, `gc.collect`, `empty_cache`",
+}
+
+
+@from_file("gpu/release")
+def gpu_release(result: Result) -> str:
+    """Time and share of the memory that is back, of a BERT base."""
+    rows = {row["another_variable"]: row for row in result["rows"] if row["model"] == "BERT base"}
+    return table(
+        ["BERT base on a GPU", "a variable still names it", "no variable names it"],
+        (
+            [
+                label,
+                *(
+                    f"{row['ways'][way]['ms']:.1f} ms, {row['ways'][way]['freed_share']:.0%} back"
+                    for row in (rows[True], rows[False])
+                ),
+            ]
+            for way, label in GPU_WAYS.items()
+        ),
+    )
+
+
+@from_file("gpu/release")
+def gpu_release_large(result: Result) -> str:
+    """Time of a release of 10 GB, and how long another thread waits."""
+    rows = [row for row in result["rows"] if row["model"] == "tensors"]
+    heads = [
+        f"{row['model_bytes'] / 1e9:.0f} GB in tensors of {row['tensor_bytes'] >> 20} MiB"
+        for row in rows
+    ]
+    return table(
+        ["time, longest wait of another thread", *heads],
+        (
+            [
+                label,
+                *(
+                    f"{row['ways'][way]['ms']:.1f} ms, {row['ways'][way]['longest_wait_ms']:.1f} ms"
+                    for row in rows
+                ),
+            ]
+            for way, label in GPU_WAYS.items()
+        ),
+    )
+
+
+@from_file("gpu/search")
+def gpu_search(result: Result) -> str:
+    """Milliseconds of one batch, beside `mm` and `topk`."""
+    rows = [row for row in result["rows"] if "mm_topk_ms" in row]
+    return table(
+        ["vectors", "dtype", "queries", "`rag_demo`", "`mm`, `topk`", "`semantic_search`", "ratio"],
+        (
+            [
+                f"{row['rows']:,}",
+                row["dtype"],
+                row["batch"],
+                *(f"{short(row[f'{way}_ms'])} ms" for way in ("ours", "mm_topk")),
+                f"{short(row['semantic_search_ms'])} ms" if "semantic_search_ms" in row else "",
+                f"**{row['mm_topk_ms'] / row['ours_ms']:.2f}**",
+            ]
+            for row in rows
+        ),
+    )
+
+
+@from_file("gpu/encode")
+def gpu_encode(result: Result) -> str:
+    """Texts a second of each way, at its best batch size."""
+    best: dict[tuple[str, str], Result] = {}
+    for row in result["rows"]:
+        key = row["way"], row["dtype"]
+        if row.get("texts_per_s", 0) > best.get(key, {}).get("texts_per_s", 0):
+            best[key] = row
+    dtypes = sorted({dtype for _, dtype in best})
+
+    def cell(way: str, dtype: str) -> str:
+        row = best.get((way, dtype))
+        if row is None:
+            return ""
+        batch = f"{row['batch']} texts" if "batch" in row else f"{row['tokens']:,} tokens"
+        return f"{short(row['texts_per_s'])} ({batch})"
+
+    return table(
+        ["texts a second (size of the batch)", *dtypes],
+        (
+            [f"`{way}`", *(cell(way, dtype) for dtype in dtypes)]
+            for way in dict.fromkeys(way for way, _ in best)
+        ),
+    )
+
+
+@from_file("gpu/tests")
+def gpu_tests(result: Result) -> str:
+    """Outcomes of the GPU tests, and the reasons of those that did not pass."""
+    tests = result["gpu_tests"]["tests"]
+    outcomes = [test["outcome"] for test in tests.values()]
+    rows = [[outcome, outcomes.count(outcome)] for outcome in dict.fromkeys(outcomes)]
+    return table(["tests on the GPU", ""], rows)
+
+
+@from_file("gpu/programs")
+def gpu_programs(result: Result) -> str:
+    """Outcomes of ordinary programs."""
+    programs = result["programs"].values()
+    failed = [program for program in programs if program["outcome"] == "failed"]
+    return table(
+        ["ordinary programs", ""],
+        [
+            ["passed", len(programs) - len(failed)],
+            *([f"failed: {program['reason']}", 1] for program in failed),
+        ],
+    )
+
+
+@from_file("gpu/measure")
+def gpu_measure(result: Result) -> str:
+    """Ratio of `measure` to other timers."""
+    return table(
+        ["work", "beside", "`measure` / the other"],
+        ([row["work"], row.get("peer", "triton"), f"{row['ratio']:.3f}"] for row in result["rows"]),
+    )
+
+
 def help_of(*command: str) -> str:
     """Return what ``COMMAND --help`` prints, as a block."""
     modules = {
@@ -590,7 +719,8 @@ def filled(page: Path) -> str:
 
 def main() -> None:
     """Write all pages again."""
-    for page in sorted(Path(__file__).parent.rglob("*.md")):
+    docs = Path(__file__).parent
+    for page in [docs.parent / "README.md", *sorted(docs.rglob("*.md"))]:
         page.write_text(filled(page), encoding="utf-8")
 
 
