@@ -12,34 +12,28 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
-from rag_demo.encoding.encoder import Kind, SentenceTransformersEncoder, loading, packed
+from rag_demo.encoding.encoder import (
+    Encoder,
+    Kind,
+    SentenceTransformersEncoder,
+    encode,
+    loading,
+    packed,
+)
 from rag_demo.encoding.model_identity import DEFAULT_MODEL, ModelIdentity, identify, packaged_model
 from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError, checked_texts
 from rag_demo.vectors import Vectors, shortened
-from torch_utils import (
-    CleanupReport,
-    Resource,
-    closes_on_error,
-    find_batch_size,
-    get_optimal_device,
-    release,
-)
-
-if TYPE_CHECKING:
-    from rag_demo.encoding.bert_encoder import BertEncoder
-
-Encoder: TypeAlias = "BertEncoder | SentenceTransformersEncoder"
+from torch_utils import CleanupReport, Resource, closes_on_error, get_optimal_device, release
 
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
-# What is embedded before another thread may take its turn: about one forward pass.
-_SLICE_CHARS, _SLICE_TEXTS = 9000, 64
+_COUNTED_CHARS = 1 << 17  # before another thread may take its turn
 
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")  # Every model has one.
 
@@ -51,22 +45,20 @@ log.addHandler(logging.NullHandler())
 class EmbeddingModel(Resource):
     """A sentence-transformers model, loaded on first use.
 
-    A BERT with mean or CLS pooling in a local folder runs without sentence-transformers and
-    without padding; see `rag_demo.encoding.bert_encoder`. Every other model runs with
-    sentence-transformers, and a DEBUG line of the log says why. Lone surrogates in texts are
-    replaced by "?". Vectors depend on batch size, order and neighbours only within the rounding
-    of float32.
+    A BERT with mean or CLS pooling in a local folder runs without sentence-transformers; see
+    `rag_demo.encoding.bert_encoder`. Every other model runs with sentence-transformers, and a
+    DEBUG line of the log says why. Lone surrogates in texts are replaced by "?". Vectors depend on
+    batch size, order and neighbours only within the rounding of float32.
 
-    The model is closed at exit at the latest; see `torch_utils.Resource`. Threads take turns to
-    encode about a second's worth of texts, so a query does not wait for a large batch, and `close`
-    waits for the current turn.
+    The model is closed at exit at the latest; see `torch_utils.Resource`. Threads take turns, a
+    batch each. So a query waits only for the batches under way, and `close` for the current turn.
 
     Args:
         model_name_or_path: A folder, or a name on the hub. By default the weights of
             all-MiniLM-L6-v2 that the extra ``model`` installs, without a download.
         device: torch's name of the device; by default the best one available.
-        batch_size: Texts per forward pass; 32 by default. Without padding, a text counts as 64
-            tokens.
+        batch_size: How many texts a forward pass may have; by default as many as the device's
+            limit of tokens allows, see `batch_tokens`.
         dtype: The dtype of the weights: "float32" (the default), "bfloat16" or "float16".
         trust_remote_code: Whether to run code that comes with the model.
         cache: A file to store embeddings in, see `rag_demo.encoding.embedding_cache`. Embeddings
@@ -110,7 +102,7 @@ class EmbeddingModel(Resource):
         self.name = str(model_name_or_path or DEFAULT_MODEL)
         self._is_default = model_name_or_path in (None, DEFAULT_MODEL)
         self.device = device
-        self.batch_size = batch_size or 32
+        self.batch_size = batch_size
         self._dtype = dtype or "float32"
         self._trust_remote_code = trust_remote_code
         self.prompts = dict(prompts or {})
@@ -135,25 +127,28 @@ class EmbeddingModel(Resource):
         Raises:
             ModelError: The files are missing or cannot be read.
         """
-        with self._in_use:
-            if self._identity is None:
-                self._identity = self._find()[1]
-            if self._identity.fingerprint is None and not self.is_loaded:
-                self._loaded()
-            return self._identity
+        with self._in_use if self._identity is None else contextlib.nullcontext():
+            identity = self._identity = self._identity or self._find()[1]
+        if identity.fingerprint is None and not self.is_loaded:
+            self._loaded()
+        return self._identity or identity
 
     @property
     def dimension(self) -> int:
         """Length of the vectors. Loads the model."""
-        with self._in_use:
-            full = self._loaded().dimension
+        full = self._loaded().dimension
         return min(full, self.truncate_dim or full)
 
     @property
     def max_tokens(self) -> int | None:
         """How many tokens of a text the model reads; None if unknown. Loads the model."""
-        with self._in_use:
-            return self._loaded().max_tokens
+        return self._loaded().max_tokens
+
+    @property
+    def batch_tokens(self) -> int:
+        """How many tokens keep the device busy; pass texts of at least so many. Loads the model."""
+        limits = self._loaded().limits
+        return limits.tokens * limits.ahead
 
     def count_tokens(self, texts: Sequence[str], kind: Kind = "document") -> list[int] | None:
         """Count the tokens of each text, with its prompt, before it is cut off.
@@ -166,8 +161,14 @@ class EmbeddingModel(Resource):
             The counts, or None if they are unknown. For a text far beyond `max_tokens`, a lower
             bound that is above `max_tokens`.
         """
-        with self._turn():
-            return self._loaded().count_tokens(list(map(_encodable, texts)), kind)
+        encoder, counts = self._loaded(), list[int]()
+        for rows in packed(range(len(texts)), lambda row: len(texts[row]), _COUNTED_CHARS):
+            with self._turn(encoder):
+                found = encoder.count_tokens([_encodable(texts[row]) for row in rows], kind)
+            if found is None:
+                return None
+            counts += found
+        return counts
 
     def load_model(self) -> bool:
         """Load the weights now rather than on first use.
@@ -266,8 +267,7 @@ class EmbeddingModel(Resource):
         self, texts: Sequence[str], kind: Kind, on_progress: Callable[[int], object] | None
     ) -> Vectors:
         texts = checked_texts(texts, "texts")
-        with self._in_use:
-            encoder, dimension = self._loaded(), self.dimension
+        encoder, dimension = self._loaded(), self.dimension
         vectors = np.empty((len(texts), dimension), np.float32)
         keys = self._keys(texts, kind)
         known = self._cache.get(keys, dimension) if self._cache and keys else {}
@@ -277,33 +277,28 @@ class EmbeddingModel(Resource):
         if on_progress is not None and len(missing) < len(texts):
             on_progress(len(texts) - len(missing))
 
-        # When memory runs out, the batch is halved for this and the following texts.
-        @find_batch_size(starting_batch_size=self.batch_size)
-        def encode(batch_size: int, some: list[str]) -> Vectors:
-            return shortened(encoder.encode(some, kind, batch_size), dimension)
-
-        # The longest texts come first, so that a lack of memory shows at once.
-        missing.sort(key=lambda row: -len(texts[row]))
-        least = _SLICE_CHARS // _SLICE_TEXTS
-        for rows in packed(missing, lambda row: max(len(texts[row]), least), _SLICE_CHARS):
-            with self._turn():
-                self.ensure_open()  # Another thread may have closed or unloaded it.
-                if self._encoder is not encoder:
-                    raise ModelError(f"{self.name} was unloaded while it was embedding")
-                vectors[rows] = encode([_encodable(texts[row]) for row in rows])
+        def done(numbers: list[int], computed: Vectors) -> None:
+            rows = [missing[number] for number in numbers]
+            vectors[rows] = shortened(computed, dimension)
             if self._cache and keys:
                 self._cache.put([keys[row] for row in rows], vectors[rows])
             if on_progress is not None:
                 on_progress(len(rows))
+
+        new, turn = [_encodable(texts[row]) for row in missing], partial(self._turn, encoder)
+        encode(encoder, new, kind, done, turn=turn, batch_size=self.batch_size)
         log.debug("embedded %d texts", len(texts))
         return vectors
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self, encoder: Encoder) -> Iterator[None]:
         """Use the model. Threads take turns: one that has had its turn goes behind the others."""
         with self._next:
             self._in_use.acquire()
         try:
+            self.ensure_open()  # Another thread may have closed or unloaded it.
+            if self._encoder is not encoder:
+                raise ModelError(f"{self.name} was unloaded while it was embedding")
             yield
         finally:
             self._in_use.release()
@@ -335,19 +330,22 @@ class EmbeddingModel(Resource):
             raise ModelError(f"the model {self.name!r} cannot be read: {error}") from error
 
     def _loaded(self) -> Encoder:
+        """Return the encoder. A thread that uses the model does not delay this."""
         self.ensure_open()
-        if self._encoder is None:
+        if encoder := self._encoder:
+            return encoder
+        with self._in_use:
             if self._was_unloaded:
                 raise ModelError(f"{self.name} was unloaded; call load_model() to use it again")
             self.load_model()
-        assert self._encoder is not None
-        return self._encoder
+            assert self._encoder is not None
+            return self._encoder
 
 
 def load_encoder(
     path: str, device: str, dtype: str, prompts: Mapping[str, str], trust_remote_code: bool = False
 ) -> Encoder:
-    """Load a model without padding if that is possible, else with sentence-transformers.
+    """Load a BERT with layers of our own if that is possible, else with sentence-transformers.
 
     Args:
         path: A folder, or a name on the hub.

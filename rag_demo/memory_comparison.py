@@ -40,6 +40,7 @@ def measure_release(method: str) -> MemoryRelease:
 
     from rag_demo.embedding_model import load_encoder
     from rag_demo.encoding import bert_encoder  # noqa: F401
+    from rag_demo.encoding.encoder import encode
     from rag_demo.encoding.model_identity import packaged_model
 
     # Code and thread pools are loaded once and stay, so they do not count as the model's memory.
@@ -49,7 +50,7 @@ def measure_release(method: str) -> MemoryRelease:
     texts = [f"number {n} is about memory, caches and heaps. " * (1 + n % 8) for n in range(_TEXTS)]
     before = memory_snapshot()
     model = load_encoder(path, "cpu", "float32", {})
-    model.encode(texts, "document", 32)
+    encode(model, texts, "document", lambda rows, vectors: None)
     full = memory_snapshot()
     with measuring("cpu") as taken:
         if method == SCOPE:

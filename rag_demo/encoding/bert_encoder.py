@@ -1,13 +1,10 @@
-"""A BERT without padding, from its published files.
+"""A BERT from its published files, on batches of texts of about equal length.
 
-The tokens of all texts of a batch are concatenated, so matrix products cover real tokens only,
-apart from a few rows at the end. Attention is computed for texts of equal length together. It
-needs torch, tokenizers and safetensors. Tests compare it with sentence-transformers.
+It needs torch, tokenizers and safetensors. Tests compare it with sentence-transformers.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rag_demo.encoding.encoder import CHARS_PER_TOKEN, Kind, packed
-from rag_demo.vectors import Vectors
+from rag_demo.encoding.encoder import CHARS_PER_TOKEN, Kind, limits_of
 
 _SUPPORTED: dict[str, tuple[object, ...]] = {
     "model_type": ("bert",),
@@ -36,7 +32,6 @@ class UnsupportedModelError(Exception):
     """`BertEncoder` cannot run the model; sentence-transformers can."""
 
 
-TOKENS_PER_TEXT = 64  # tokens in a batch for each text of the batch size
 _LONG_CHARS = 20_000
 # oneDNN compiles and keeps code for each number of rows, so rows are padded to these multiples.
 _FEW_ROWS, _MANY_ROWS = 16, 128
@@ -47,17 +42,13 @@ _WORDS, _PLACES, _TYPES = (
 
 
 class BertEncoder(nn.Module):
-    """A BERT with mean or CLS pooling. One thread encodes at a time.
+    """An `Encoder` for a BERT with mean or CLS pooling.
 
     Args:
         folder: The folder of the model.
         device: torch's name of the device.
         dtype: The dtype of weights and computation; vectors are float32.
         prompts: Prompts by kind that replace the model's own.
-
-    Attributes:
-        dimension: Length of the vectors.
-        max_tokens: How many tokens of a text the model reads.
 
     Raises:
         UnsupportedModelError: The model is not a BERT with mean or CLS pooling in safetensors.
@@ -84,6 +75,7 @@ class BertEncoder(nn.Module):
         self._norm_eps = float(config.get("layer_norm_eps", 1e-12))
         self.dimension = int(config["hidden_size"])
         self.max_tokens = _max_tokens(where, int(config["max_position_embeddings"]))
+        self.limits = limits_of(device)
         for name in ("model.safetensors", "tokenizer.json"):
             if not (where / name).is_file():
                 raise UnsupportedModelError(f"it has no {name}")
@@ -117,54 +109,69 @@ class BertEncoder(nn.Module):
         most = self.max_tokens
         return " ".join(text.split(None, most)[:most])[: most * CHARS_PER_TOKEN]
 
-    def encode(self, texts: Sequence[str], kind: Kind, batch_size: int) -> Vectors:
-        """Embed texts, each cut off at the model's limit.
+    def prepare(self, texts: Sequence[str], kind: Kind) -> list[tuple[int, Any]]:
+        """Return the number of tokens of each text, cut off at the limit, and their ids."""
+        texts = self._prompted(texts, kind)
+        if len(texts) == 1:  # A batch would wait for the threads that work on another one.
+            encodings = [self._tokenizer.encode(texts[0])]
+        else:  # It omits the positions of tokens in the text.
+            encodings = self._tokenizer.encode_batch_fast(texts)
+        return [(len(each), np.array(each.ids)) for each in encodings]
+
+    def launch(self, inputs: Sequence[Any], kind: Kind) -> Tensor:
+        """Embed the ids of tokens."""
+        longest = len(inputs[0])
+        ids = torch.full((len(inputs), longest), -1)
+        for row, each in zip(ids.numpy(), inputs, strict=True):
+            row[: len(each)] = each
+        if self.limits.pinned:
+            ids = ids.pin_memory()
+        ids = ids.to(self.get_buffer(_WORDS).device, non_blocking=self.limits.pinned)
+        with torch.inference_mode():
+            return self.forward(ids, is_padded=len(inputs[-1]) < longest)
+
+    def forward(self, ids: Tensor, is_padded: bool = True) -> Tensor:
+        """Embed one batch of tokens.
 
         Args:
-            texts: Any strings.
-            kind: "query" or "document"; each has a prompt.
-            batch_size: About how many texts of `TOKENS_PER_TEXT` tokens to compute at once.
+            ids: Shape (n, length); -1 is padding.
+            is_padded: Whether there is any.
 
         Returns:
             Shape (n, d), float32, each row of length 1.
         """
-        # It omits the positions of tokens in the text.
-        encodings = self._tokenizer.encode_batch_fast(self._prompted(texts, kind))
-        tokens = [each.ids for each in encodings]
-        order = sorted(range(len(tokens)), key=lambda row: -len(tokens[row]))
-        vectors = np.empty((len(tokens), self.dimension), np.float32)
-        with torch.inference_mode():
-            for rows in packed(order, lambda row: len(tokens[row]), batch_size * TOKENS_PER_TEXT):
-                vectors[rows] = self([tokens[row] for row in rows]).float().cpu().numpy()
-        return vectors
+        count, longest = ids.shape
+        real = ids >= 0 if is_padded else None
+        words = functional.embedding(ids.clamp(min=0), self.get_buffer(_WORDS))
+        hidden = words + self.get_buffer(_PLACES)[:longest]
+        hidden = self._norm(hidden + self.get_buffer(_TYPES)[0], "embeddings_LayerNorm")
+        hidden = hidden.view(count * longest, -1)
+        if spare := self._spare_rows(count * longest, ids.is_cpu):
+            hidden = functional.pad(hidden, (0, 0, 0, spare))
+        for number in range(self._layers):
+            hidden = self._layer(hidden, number, ids.shape, real)
+        hidden = hidden[: count * longest].view(count, longest, -1)
+        if self._pooling == "cls":
+            pooled = hidden[:, 0]
+        elif real is None:
+            pooled = hidden.mean(dim=1)
+        else:
+            pooled = (hidden * real[..., None]).sum(dim=1) / real.sum(dim=1)[:, None]
+        return functional.normalize(pooled.float(), dim=1)
 
-    def forward(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Embed one batch of tokens, sorted by length: shape (n, d), each row of length 1."""
-        words = self.get_buffer(_WORDS)
-        device = words.device
-        lengths = [len(text) for text in texts]
+    def _spare_rows(self, count: int, is_cpu: bool) -> int:
+        """Return how many rows to add, so that oneDNN keeps code for few numbers of rows."""
         # MKL keeps no code. torch uses oneDNN for other types and without MKL.
         has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-        keeps_code = words.dtype != torch.float32 or not has_mkl
-        multiple = _FEW_ROWS if sum(lengths) < 4 * _MANY_ROWS else _MANY_ROWS
-        spare = [0] * (-sum(lengths) % multiple if keeps_code else 0)
-        ids = torch.tensor([*itertools.chain.from_iterable(texts), *spare], device=device)
-        places = torch.tensor([*itertools.chain.from_iterable(map(range, lengths)), *spare])
-        groups = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
-        hidden = functional.embedding(ids, words)
-        hidden = hidden + functional.embedding(places.to(device), self.get_buffer(_PLACES))
-        hidden = self._norm(hidden + self.get_buffer(_TYPES)[0], "embeddings_LayerNorm")
-        for number in range(self._layers):
-            hidden = self._layer(hidden, number, groups)
-        pooled = []
-        for (length, count), rows in zip(groups, _unpacked(hidden, groups), strict=True):
-            tokens = rows.view(count, length, -1)
-            pooled.append(tokens.mean(dim=1) if self._pooling == "mean" else tokens[:, 0])
-        return functional.normalize(torch.cat(pooled).float(), dim=1)
+        if not is_cpu or (has_mkl and self.get_buffer(_WORDS).dtype == torch.float32):
+            return 0
+        return -count % (_FEW_ROWS if count < 4 * _MANY_ROWS else _MANY_ROWS)
 
-    def _layer(self, hidden: Tensor, number: int, groups: list[tuple[int, int]]) -> Tensor:
+    def _layer(
+        self, hidden: Tensor, number: int, shape: tuple[int, ...], real: Tensor | None
+    ) -> Tensor:
         own = f"encoder_layer_{number}"
-        attended = self._attend(self._linear(hidden, f"{own}_attention"), groups)
+        attended = self._attend(self._linear(hidden, f"{own}_attention"), shape, real)
         added = self._linear(attended, f"{own}_attention_output_dense").add_(hidden)
         hidden = self._norm(added, f"{own}_attention_output_LayerNorm")
         # In place, because a new tensor of this size costs more than the function.
@@ -172,20 +179,18 @@ class BertEncoder(nn.Module):
         added = self._linear(inner, f"{own}_output_dense").add_(hidden)
         return self._norm(added, f"{own}_output_LayerNorm")
 
+    def _attend(self, projected: Tensor, shape: tuple[int, ...], real: Tensor | None) -> Tensor:
+        rows = shape[0] * shape[1]
+        parts = projected[:rows].view(*shape, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
+        mask = None if real is None else real[:, None, None, :]
+        query, key, value = parts
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        attended = attended.transpose(1, 2).reshape(rows, -1)
+        spare = len(projected) - rows
+        return functional.pad(attended, (0, 0, 0, spare)) if spare else attended
+
     def _linear(self, hidden: Tensor, name: str) -> Tensor:
         return functional.linear(hidden, *self._weight_and_bias(name))
-
-    def _attend(self, projected: Tensor, groups: list[tuple[int, int]]) -> Tensor:
-        heads = self._heads
-        size = self.dimension // heads
-        result = projected.new_empty(len(projected), self.dimension)
-        result[sum(length * count for length, count in groups) :].zero_()
-        sources, targets = _unpacked(projected, groups), _unpacked(result, groups)
-        for (length, count), source, target in zip(groups, sources, targets, strict=True):
-            query, key, value = source.view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
-            attended = functional.scaled_dot_product_attention(query, key, value)
-            target.view(count, length, heads, size).copy_(attended.transpose(1, 2))
-        return result
 
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
         weight, bias = self._weight_and_bias(name)
@@ -193,12 +198,6 @@ class BertEncoder(nn.Module):
 
     def _weight_and_bias(self, name: str) -> tuple[Tensor, Tensor]:
         return self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
-
-
-def _unpacked(hidden: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
-    """Return the rows of each group of texts of equal length."""
-    ends = list(itertools.accumulate((length * count for length, count in groups), initial=0))
-    return [hidden[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 def _json(path: Path, default: Any = None) -> Any:

@@ -1,17 +1,189 @@
-"""What loaded models have in common, and the one that sentence-transformers runs."""
+"""What loaded models have in common, the one that sentence-transformers runs, and `encode`.
+
+`encode` is the one way to run a model, on every device: in sorted batches of about equal length.
+What differs between devices is data, see `Limits`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rag_demo.errors import ModelError, required
 from rag_demo.vectors import Vectors
+from torch_utils import ReleasedError, find_batch_size
 
 Kind = Literal["query", "document"]
 CHARS_PER_TOKEN = 512  # at most, in any ordinary text
+_BYTES_PER_TOKEN = 4  # about
+_PART_CHARS, _LEAST_CHARS = 1 << 19, 128  # Up to 4,096 texts are prepared at once.
+_MOST_TOKENS = 1 << 30  # A larger limit stands for none.
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What differs between kinds of devices.
+
+    Attributes:
+        tokens: Tokens of a batch, with padding.
+        padding: How many of them may be padding.
+        ahead: Batches of a thread that may be under way; a query waits for them.
+        pinned: Whether inputs and results pass through pinned memory, without a wait.
+    """
+
+    tokens: int
+    padding: int
+    ahead: int
+    pinned: bool = False
+
+
+# On a CPU, larger batches leave its caches. On a GPU, smaller ones take no less time.
+LIMITS = {"cpu": Limits(1 << 10, 40, 1), "cuda": Limits(1 << 14, 1 << 13, 2, pinned=True)}
+_OTHER_DEVICE = Limits(1 << 14, 1 << 13, 2)
+_WITHOUT_ATTENTION = Limits(1 << 16, 1 << 16, 1)  # Padding costs nothing.
+
+
+def limits_of(device: str) -> Limits:
+    """Return the limits of a device's kind."""
+    return LIMITS.get(device.partition(":")[0], _OTHER_DEVICE)
+
+
+def is_bfloat16_faster(device: str) -> bool:
+    """Tell whether a device is a processor that computes bfloat16 several times faster."""
+    import torch
+
+    if device != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # Older versions lack it.
+        return False
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+
+
+class Encoder(Protocol):
+    """A loaded model.
+
+    Attributes:
+        dimension: Length of the vectors.
+        limits: The limits of its batches.
+    """
+
+    dimension: int
+    limits: Limits
+
+    @property
+    def max_tokens(self) -> int | None:
+        """How many tokens of a text the model reads; None if that is unknown."""
+
+    def count_tokens(self, texts: Sequence[str], kind: Kind) -> list[int] | None:
+        """Count the tokens of texts before they are cut off. None if that is unknown."""
+
+    def prepare(self, texts: Sequence[str], kind: Kind) -> list[tuple[int, Any]]:
+        """Return about how many tokens each text has, and its input. For any thread."""
+
+    def launch(self, inputs: Sequence[Any], kind: Kind) -> Any:
+        """Embed inputs, the longest first: a tensor of shape (n, d), each row of length 1.
+
+        One thread at a time may call it. On a GPU it returns before the device has finished.
+        """
+
+
+def encode(
+    encoder: Encoder,
+    texts: Sequence[str],
+    kind: Kind,
+    done: Callable[[list[int], Vectors], object],
+    *,
+    turn: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    batch_size: int | None = None,
+) -> None:
+    """Embed texts in batches of about equal length, the longest first.
+
+    The next texts are prepared in a thread while the device computes. After a lack of memory, this
+    and the following batches have half the tokens.
+
+    Args:
+        encoder: The model.
+        texts: The texts.
+        kind: "query" or "document".
+        done: Called with the rows and the vectors of each batch, shape (n, d), float32.
+        turn: Makes a context manager that is held while a batch is launched.
+        batch_size: How many texts a batch may have; None for as many as the limits allow.
+    """
+    import torch
+
+    limits, under_way = encoder.limits, deque[tuple[list[int], Any, Any]]()
+
+    def prepare(rows: list[int]) -> list[tuple[int, int, Any]]:
+        inputs = encoder.prepare([texts[row] for row in rows], kind)
+        found = ((length, row, each) for row, (length, each) in zip(rows, inputs, strict=True))
+        return sorted(found, key=lambda item: -item[0])
+
+    @find_batch_size(starting_batch_size=limits.tokens)
+    def launch(tokens: int, waiting: list[tuple[int, int, Any]], start: int) -> int:
+        most = batch_size or tokens
+        count = _batch_count([item[0] for item in waiting[start : start + most]], limits, tokens)
+        _, rows, inputs = zip(*waiting[start : start + count], strict=True)
+        with turn():
+            vectors, event = encoder.launch(inputs, kind).float(), None
+            if limits.pinned:
+                device, vectors = vectors.device, vectors.to("cpu", non_blocking=True)
+                event = torch.cuda.current_stream(device).record_event()
+        under_way.append((list(rows), vectors, event))
+        return start + count
+
+    def finish() -> None:
+        rows, vectors, event = under_way.popleft()
+        if event is not None:
+            event.synchronize()
+        done(rows, vectors.cpu().numpy())
+
+    order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+    parts = list(packed(order, lambda row: _LEAST_CHARS + len(texts[row]), _PART_CHARS))
+    coming: Callable[[], list[tuple[int, int, Any]]] = list
+    with ThreadPoolExecutor(1) as thread:  # A single part starts no thread.
+        for number, part in enumerate(parts):
+            try:
+                waiting = coming() if number else prepare(part)
+            except ReleasedError:
+                with turn():  # It says that another thread has closed or unloaded the model.
+                    raise
+            if number + 1 < len(parts):
+                coming = thread.submit(prepare, parts[number + 1]).result
+            start = 0
+            while start < len(waiting):
+                start = launch(waiting, start)
+                if len(under_way) >= limits.ahead:
+                    finish()
+        while under_way:
+            finish()
+
+
+def _batch_count(lengths: Sequence[int], limits: Limits, tokens: int) -> int:
+    """Return how many of the next texts, the longest first, make a batch; at least one."""
+    longest, padding = lengths[0], 0
+    for count, length in enumerate(lengths[1:], start=1):
+        padding += longest - length
+        if (count + 1) * longest > tokens or padding > limits.padding:
+            return count
+    return len(lengths)
+
+
+def packed(rows: Sequence[int], size: Callable[[int], int], budget: int) -> Iterator[list[int]]:
+    """Yield batches of rows with sizes of at most ``budget`` together, but at least one row."""
+    batch: list[int] = []
+    total = 0
+    for row in rows:
+        if batch and total + size(row) > budget:
+            yield batch
+            batch, total = [], 0
+        batch.append(row)
+        total += size(row)
+    if batch:
+        yield batch
 
 
 @contextlib.contextmanager
@@ -46,7 +218,7 @@ def sentence_transformers() -> Any:
 
 
 class SentenceTransformersEncoder:
-    """Any model that sentence-transformers can run. One thread encodes at a time.
+    """An `Encoder` for any model that sentence-transformers can run.
 
     Args:
         path: A folder, or a name on the hub.
@@ -54,10 +226,6 @@ class SentenceTransformersEncoder:
         dtype: torch's dtype of the weights.
         prompts: Prompts by kind that replace the model's own.
         options: Other options of sentence-transformers.
-
-    Attributes:
-        dimension: Length of the vectors.
-        max_tokens: How many tokens of a text the model reads; None if that is unknown.
     """
 
     def __init__(
@@ -72,41 +240,46 @@ class SentenceTransformersEncoder:
         )
         self.model.prompts.update(prompts)
         self.dimension = int(self.model.get_embedding_dimension())
-        self.max_tokens: int | None = self.model.max_seq_length
+        limit = self.model.max_seq_length
+        self.max_tokens = int(limit) if limit and limit < _MOST_TOKENS else None
+        is_static = type(self.model[0]).__name__ == "StaticEmbedding"
+        self.limits = _WITHOUT_ATTENTION if is_static else limits_of(device)
 
     def count_tokens(self, texts: Sequence[str], kind: Kind) -> list[int] | None:
-        """Count the tokens of texts before they are cut off. None if the tokenizer is unusual."""
-        prompt = self.model.prompts.get(kind) or ""
+        """Count the tokens of texts before they are cut off. None if the tokenizer is unusual.
+
+        One thread at a time may call it, and not during `launch`.
+        """
+        prompt, tokenizer = self.model.prompts.get(kind) or "", self.model.tokenizer
+        texts = [prompt + text for text in self._readable(texts)]
+        if not texts:
+            return []
+        if hasattr(tokenizer, "encode_batch"):  # of a model without attention
+            return list(map(len, tokenizer.encode_batch(texts, add_special_tokens=False)))
         try:
-            tokens = self.model.tokenizer([prompt + text for text in texts], verbose=False)
-            return [len(ids) for ids in tokens["input_ids"]]
+            return list(map(len, tokenizer(texts, verbose=False)["input_ids"]))
         except (AttributeError, KeyError, TypeError):
             return None
 
-    def encode(self, texts: Sequence[str], kind: Kind, batch_size: int) -> Vectors:
-        """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
-        # Do not tokenise characters that the model cannot read.
+    def prepare(self, texts: Sequence[str], kind: Kind) -> list[tuple[int, str]]:
+        """Return estimates, because two threads must not use the tokenizer at the same time."""
+        most = self.max_tokens or _MOST_TOKENS
+        sizes = (len(text.encode()) for text in texts)
+        lengths = (min(2 + size // _BYTES_PER_TOKEN, most) for size in sizes)
+        return list(zip(lengths, self._readable(texts), strict=True))
+
+    def _readable(self, texts: Sequence[str]) -> list[str]:
+        """Cut off characters that the model cannot read, so that they are not tokenised."""
         most = None if self.max_tokens is None else CHARS_PER_TOKEN * self.max_tokens
+        return [text[:most] for text in texts]
+
+    def launch(self, inputs: Sequence[str], kind: Kind) -> Any:
+        """Embed texts."""
         encode = self.model.encode_query if kind == "query" else self.model.encode_document
-        vectors: Vectors = encode(
-            [text[:most] for text in texts],
-            batch_size=batch_size,
+        return encode(
+            list(inputs),
+            batch_size=len(inputs),
             normalize_embeddings=True,
-            convert_to_numpy=True,
+            convert_to_tensor=True,
             show_progress_bar=False,
-        ).astype("float32", copy=False)
-        return vectors
-
-
-def packed(rows: Sequence[int], size: Callable[[int], int], budget: int) -> Iterator[list[int]]:
-    """Yield batches of rows with sizes of at most ``budget`` together, but at least one row."""
-    batch: list[int] = []
-    total = 0
-    for row in rows:
-        if batch and total + size(row) > budget:
-            yield batch
-            batch, total = [], 0
-        batch.append(row)
-        total += size(row)
-    if batch:
-        yield batch
+        )

@@ -89,6 +89,30 @@ def test_ctrl_c_during_import_shows_no_traceback() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (130, "", ""), str(result)
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "is_said"),
+    [("amx_bf16", "float32", True), ("avx2", "float32", False), ("amx_bf16", "bfloat16", False)],
+)
+def test_index_says_where_bfloat16_is_faster(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: str,
+    dtype: str,
+    is_said: bool,
+) -> None:
+    """Once: another dtype would need another index."""
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True}, raising=False)
+    (tmp_path / "x.txt").write_text("paris")
+    command: list[Any] = ["index", tmp_path / "x.txt", "--out", tmp_path / "i", "--device", "cpu"]
+    command += ["--model", tiny_model, "--dtype", dtype]
+    hint = "bfloat16 is several times faster on this processor: --dtype bfloat16"
+    assert [line == hint for line in succeed(*command).splitlines()] == [True] * is_said + [False]
+    assert hint not in succeed(*command)
+
+
 @pytest.mark.slow
 def test_progress_is_shown_on_a_terminal(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("paris")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,25 +151,73 @@ def test_changed_or_incomplete_packaged_weights_are_refused(
     assert said in result.stdout
 
 
-if __name__ == "__main__":
-    main()
+@pytest.fixture
+def slow_attention(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make attention wait, as on a larger model; return a list that grows with each call."""
+    attend, calls = torch.nn.functional.scaled_dot_product_attention, list[int]()
+
+    def waiting(*args: Any, **options: Any) -> Any:
+        calls.append(len(calls))
+        time.sleep(0.002)
+        return attend(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", waiting)
+    return calls
 
 
-def test_query_does_not_wait_for_a_whole_batch(tiny_model: Path) -> None:
-    """It takes its turn between two parts of the batch."""
-    with EmbeddingModel(tiny_model, device="cpu") as model:
-        begun, counts, after = threading.Event(), list[int](), list[int]()
+def test_query_does_not_wait_for_a_bulk_of_texts(
+    tiny_model: Path, slow_attention: list[int]
+) -> None:
+    """It takes its turn after the batch under way, and so do questions about the model."""
+    texts = [f"{n} the cache of the city" for n in range(800)]
+    with EmbeddingModel(tiny_model, device="cpu", batch_size=1) as model:
+        begun, counts = threading.Event(), list[int]()
 
         def progress(count: int) -> None:
             counts.append(count)
             begun.set()
 
-        texts = [f"{n} the cache of the city" for n in range(6_000)]
-        batch = threading.Thread(target=model.embed_documents, args=(texts,),
-                                 kwargs={"on_progress": progress})  # fmt: skip
-        batch.start()
+        def embed() -> None:
+            with contextlib.suppress(ResourceClosedError):
+                model.embed_documents(texts, on_progress=progress)
+
+        bulk = threading.Thread(target=embed)
+        bulk.start()
         assert begun.wait(60)
         model.embed_query("the cache")
-        after.append(sum(counts))
-        batch.join()
-        assert after[0] < sum(counts) == len(texts)
+        assert model.identity.name and model.dimension and model.max_tokens
+        assert model.count_tokens(["the cache"]) == [4]
+        assert sum(counts) < len(texts) / 4
+    bulk.join()
+    assert sum(counts) < len(texts) / 4
+
+
+def test_unloaded_model_says_so_to_a_thread_that_embeds(tiny_model: Path) -> None:
+    for leave, error in (
+        (EmbeddingModel.unload_model, RagDemoError),
+        (EmbeddingModel.close, ResourceClosedError),
+    ):
+        with EmbeddingModel(tiny_model, device="cpu", batch_size=1) as model:
+            with pytest.raises(error, match=r"was unloaded while|is closed"):
+                model.embed_documents(ANSWERS, on_progress=lambda count: leave(model))
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_batches_keep_within_the_limits(
+    tiny_model: Path, slow_attention: list[int], batch_size: int | None
+) -> None:
+    """Of tokens by default, and of texts with `batch_size`."""
+    counts = list[int]()
+    texts = ["the cache " * (1 + n % 20) for n in range(200)]
+    with EmbeddingModel(tiny_model, device="cpu", batch_size=batch_size) as model:
+        vectors = model.embed_documents(texts, on_progress=counts.append)
+        tokens = sum(model.count_tokens(texts) or [])
+        assert sum(counts) == len(texts)
+        assert max(counts) <= (batch_size or model.batch_tokens)
+        if batch_size is None:
+            assert tokens / model.batch_tokens <= len(counts) < 20
+        assert np.abs(model.embed_documents(texts[:1])[0] - vectors[0]).max() < 1e-6
+
+
+if __name__ == "__main__":
+    main()
