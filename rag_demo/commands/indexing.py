@@ -100,15 +100,15 @@ def index(
         embedder: Any = RayEmbedder(model_name_or_path=embedding["model"], **ray)
     else:
         embedder = open_model(**embedding)
-        is_new = not (isinstance(out, Path) and out.exists())
-        device = embedding["device"] or get_optimal_device()
-        if is_new and embedding["dtype"] == "float32" and is_bfloat16_faster(device):
-            say("bfloat16 is several times faster on this processor: --dtype bfloat16")
     with embedder:
         reused = _ingest(documents, embedder, out, source=name, replace=yes, language=language)
     known = f", {reused} of them unchanged" if reused else ""
     count = load_manifest(out).count
     say(f"indexed {count} text{'s' * (count != 1)} of {name} in {out}{known}")
+    device = embedding["device"] or get_optimal_device()
+    could_be_faster = on == "local" and embedding["dtype"] == "float32" and not reused
+    if could_be_faster and is_bfloat16_faster(device):
+        say("bfloat16 is several times faster on this processor: --dtype bfloat16 --yes")
     if skipped:
         warn(skipped)
 
