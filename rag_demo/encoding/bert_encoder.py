@@ -1,10 +1,12 @@
-"""A BERT from its published files, on batches of texts of about equal length.
+"""A BERT from its published files, with layers of our own.
 
-It needs torch, tokenizers and safetensors. Tests compare it with sentence-transformers.
+Matrix products cover the tokens of a batch without its padding; only attention covers both. It
+needs torch, tokenizers and safetensors. Tests compare it with sentence-transformers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +36,9 @@ class UnsupportedModelError(Exception):
 
 _LONG_CHARS = 20_000
 # oneDNN compiles and keeps code for each number of rows, so rows are padded to these multiples.
-_FEW_ROWS, _MANY_ROWS = 16, 128
+_FEW_ROWS, _MANY_ROWS = 16, 64
 _FREED_BYTES = 31 << 20
+_CHEAPER = 6  # Padding costs less than tokens, because only attention covers it.
 _WORDS, _PLACES, _TYPES = (
     f"embeddings_{name}_embeddings_weight" for name in ("word", "position", "token_type")
 )
@@ -75,7 +78,8 @@ class BertEncoder(nn.Module):
         self._norm_eps = float(config.get("layer_norm_eps", 1e-12))
         self.dimension = int(config["hidden_size"])
         self.max_tokens = _max_tokens(where, int(config["max_position_embeddings"]))
-        self.limits = limits_of(device)
+        limits = limits_of(device)
+        self.limits = dataclasses.replace(limits, padding=_CHEAPER * limits.padding)
         for name in ("model.safetensors", "tokenizer.json"):
             if not (where / name).is_file():
                 raise UnsupportedModelError(f"it has no {name}")
@@ -120,58 +124,62 @@ class BertEncoder(nn.Module):
 
     def launch(self, inputs: Sequence[Any], kind: Kind) -> Tensor:
         """Embed the ids of tokens."""
-        longest = len(inputs[0])
-        ids = torch.full((len(inputs), longest), -1)
-        for row, each in zip(ids.numpy(), inputs, strict=True):
+        ids = np.full((len(inputs), len(inputs[0])), -1)
+        for row, each in zip(ids, inputs, strict=True):
             row[: len(each)] = each
-        if self.limits.pinned:
-            ids = ids.pin_memory()
-        ids = ids.to(self.get_buffer(_WORDS).device, non_blocking=self.limits.pinned)
+        is_token = ids.ravel() >= 0
+        places, tokens = np.flatnonzero(is_token), None
+        if spare := self._spare_rows(len(places)):
+            places = np.pad(places, (0, spare))  # The first token is computed several times.
+        if len(places) != ids.size or not is_token.all():
+            tokens = self._on_device(is_token.cumsum() - 1)
         with torch.inference_mode():
-            return self.forward(ids, is_padded=len(inputs[-1]) < longest)
+            return self.forward(self._on_device(ids), self._on_device(places), tokens)
 
-    def forward(self, ids: Tensor, is_padded: bool = True) -> Tensor:
-        """Embed one batch of tokens.
+    def _on_device(self, values: Any) -> Tensor:
+        tensor, device = torch.from_numpy(values), self.get_buffer(_WORDS).device
+        pinned = tensor.pin_memory() if self.limits.pinned else tensor
+        return pinned.to(device, non_blocking=self.limits.pinned)
+
+    def _spare_rows(self, count: int) -> int:
+        """Return how many rows to add, so that oneDNN keeps code for few numbers of rows."""
+        words = self.get_buffer(_WORDS)
+        # MKL keeps no code. torch uses oneDNN for other types and without MKL.
+        has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+        if not words.is_cpu or (has_mkl and words.dtype == torch.float32):
+            return 0
+        return -count % (_FEW_ROWS if count < 4 * _MANY_ROWS else _MANY_ROWS)
+
+    def forward(self, ids: Tensor, places: Tensor, tokens: Tensor | None) -> Tensor:
+        """Embed one batch of texts.
 
         Args:
-            ids: Shape (n, length); -1 is padding.
-            is_padded: Whether there is any.
+            ids: The ids of tokens, shape (n, length); -1 is padding.
+            places: The places of tokens in ``ids``, as if it had one dimension.
+            tokens: The number of the token at each place; padding has that of the token before it.
+                None if ``places`` are all places, in their order.
 
         Returns:
             Shape (n, d), float32, each row of length 1.
         """
-        count, longest = ids.shape
-        real = ids >= 0 if is_padded else None
-        words = functional.embedding(ids.clamp(min=0), self.get_buffer(_WORDS))
-        hidden = words + self.get_buffer(_PLACES)[:longest]
+        words = functional.embedding(ids.view(-1)[places], self.get_buffer(_WORDS))
+        hidden = words + functional.embedding(places % ids.shape[1], self.get_buffer(_PLACES))
         hidden = self._norm(hidden + self.get_buffer(_TYPES)[0], "embeddings_LayerNorm")
-        hidden = hidden.view(count * longest, -1)
-        if spare := self._spare_rows(count * longest, ids.is_cpu):
-            hidden = functional.pad(hidden, (0, 0, 0, spare))
+        real = ids >= 0
         for number in range(self._layers):
-            hidden = self._layer(hidden, number, ids.shape, real)
-        hidden = hidden[: count * longest].view(count, longest, -1)
-        if self._pooling == "cls":
-            pooled = hidden[:, 0]
-        elif real is None:
-            pooled = hidden.mean(dim=1)
-        else:
+            hidden = self._layer(hidden, number, real, places, tokens)
+        hidden = _padded(hidden, real, tokens)
+        if self._pooling == "mean":
             pooled = (hidden * real[..., None]).sum(dim=1) / real.sum(dim=1)[:, None]
+        else:
+            pooled = hidden[:, 0]
         return functional.normalize(pooled.float(), dim=1)
 
-    def _spare_rows(self, count: int, is_cpu: bool) -> int:
-        """Return how many rows to add, so that oneDNN keeps code for few numbers of rows."""
-        # MKL keeps no code. torch uses oneDNN for other types and without MKL.
-        has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-        if not is_cpu or (has_mkl and self.get_buffer(_WORDS).dtype == torch.float32):
-            return 0
-        return -count % (_FEW_ROWS if count < 4 * _MANY_ROWS else _MANY_ROWS)
-
     def _layer(
-        self, hidden: Tensor, number: int, shape: tuple[int, ...], real: Tensor | None
+        self, hidden: Tensor, number: int, real: Tensor, places: Tensor, tokens: Tensor | None
     ) -> Tensor:
         own = f"encoder_layer_{number}"
-        attended = self._attend(self._linear(hidden, f"{own}_attention"), shape, real)
+        attended = self._attend(self._linear(hidden, f"{own}_attention"), real, places, tokens)
         added = self._linear(attended, f"{own}_attention_output_dense").add_(hidden)
         hidden = self._norm(added, f"{own}_attention_output_LayerNorm")
         # In place, because a new tensor of this size costs more than the function.
@@ -179,15 +187,15 @@ class BertEncoder(nn.Module):
         added = self._linear(inner, f"{own}_output_dense").add_(hidden)
         return self._norm(added, f"{own}_output_LayerNorm")
 
-    def _attend(self, projected: Tensor, shape: tuple[int, ...], real: Tensor | None) -> Tensor:
-        rows = shape[0] * shape[1]
-        parts = projected[:rows].view(*shape, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-        mask = None if real is None else real[:, None, None, :]
-        query, key, value = parts
+    def _attend(
+        self, projected: Tensor, real: Tensor, places: Tensor, tokens: Tensor | None
+    ) -> Tensor:
+        parts = _padded(projected, real, tokens).view(*real.shape, 3, self._heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mask = None if tokens is None else real[:, None, None]
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        attended = attended.transpose(1, 2).reshape(rows, -1)
-        spare = len(projected) - rows
-        return functional.pad(attended, (0, 0, 0, spare)) if spare else attended
+        attended = attended.transpose(1, 2).reshape(real.numel(), -1)
+        return attended if tokens is None else attended.index_select(0, places)
 
     def _linear(self, hidden: Tensor, name: str) -> Tensor:
         return functional.linear(hidden, *self._weight_and_bias(name))
@@ -198,6 +206,12 @@ class BertEncoder(nn.Module):
 
     def _weight_and_bias(self, name: str) -> tuple[Tensor, Tensor]:
         return self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
+
+
+def _padded(hidden: Tensor, real: Tensor, tokens: Tensor | None) -> Tensor:
+    """Return the rows of a batch with padding: shape (n, length, d)."""
+    hidden = hidden if tokens is None else hidden.index_select(0, tokens)
+    return hidden.view(*real.shape, -1)
 
 
 def _json(path: Path, default: Any = None) -> Any:

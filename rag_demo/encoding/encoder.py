@@ -60,7 +60,7 @@ def is_bfloat16_faster(device: str) -> bool:
     if device != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # Older versions lack it.
         return False
     found = torch.cpu.get_capabilities()
-    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+    return bool(found.get("amx_bf16"))  # AVX-512 BF16 alone gives less than twice the speed.
 
 
 class Encoder(Protocol):
