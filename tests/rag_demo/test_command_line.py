@@ -106,7 +106,14 @@ def test_index_says_where_bfloat16_is_faster(
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True}, raising=False)
     (tmp_path / "x.txt").write_text("paris")
-    command: list[Any] = ["index", tmp_path / "x.txt", "--out", tmp_path / "i", "--device", "cpu"]
+    command: list[str | Path] = [
+        "index",
+        tmp_path / "x.txt",
+        "--out",
+        tmp_path / "i",
+        "--device",
+        "cpu",
+    ]
     command += ["--model", tiny_model, "--dtype", dtype]
     hint = "bfloat16 is several times faster on this processor: --dtype bfloat16 --yes"
     assert [line == hint for line in succeed(*command).splitlines()] == [False] + [True] * is_said

@@ -224,7 +224,8 @@ def test_next_texts_are_prepared_while_the_device_computes() -> None:
     """If the model is released meanwhile, what holds the turn says why."""
     counts = list[int]()
     texts = [letter * 400_000 for letter in "ab"]
-    encode(Slow(), texts, "document", lambda rows, vectors: counts.append(len(rows)))
+    slow: Any = Slow()
+    encode(slow, texts, "document", lambda rows, vectors: counts.append(len(rows)))
     assert counts == [1, 1]
     turns = iter([contextlib.nullcontext(), contextlib.nullcontext()])
 
@@ -235,7 +236,7 @@ def test_next_texts_are_prepared_while_the_device_computes() -> None:
         yield
 
     with pytest.raises(ModelError, match="it was unloaded"):
-        encode(Slow(), [*texts, "c" * 400_000], "document", lambda *_: None, turn=turn)
+        encode(slow, [*texts, "c" * 400_000], "document", lambda *_: None, turn=turn)
 
 
 def test_odd_texts_have_vectors(folder: Path) -> None:
