@@ -87,8 +87,6 @@ def cell(count: int, batch: int, rounds: int, all_peers: bool) -> dict[str, Any]
     names = [str(row) for row in range(count)]
     with PyTorchGPURetriever(Vectors(documents, queries), device="cpu") as retriever:
         retriever.add(names, ids=names)
-        for _ in range(8):  # Each makes a part of the int8 copy.
-            retriever.search_batch(["0"] * 32, mode="dense", vectors=documents[:32])
         searches = peers(documents, index, retriever)
         if not all_peers:
             searches = {name: searches[name] for name in ("torch_utils", "faiss", "numpy")}

@@ -680,8 +680,9 @@ def names_of(package: str) -> str:
     """Return the public names of a package with the first line of each docstring."""
     module = importlib.import_module(package)
     of_data = {"FINDINGS": "The id of each kind of finding, with its title."}
-    docs = {name: of_data.get(name) or inspect.getdoc(getattr(module, name))
-            for name in module.__all__}  # fmt: skip
+    # rag_demo has a public name that ``import *`` leaves out.
+    names = sorted(vars(module)["_MODULE_OF"]) if package == "rag_demo" else module.__all__
+    docs = {name: of_data.get(name) or inspect.getdoc(getattr(module, name)) for name in names}
     lines = ((f"`{name}`", doc.partition("\n")[0]) for name, doc in docs.items())
     return table(["name", "purpose"], lines).replace("--:", ":--")
 

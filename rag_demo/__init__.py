@@ -36,7 +36,8 @@ _MODULE_OF = {
     "ShardedRetriever": "sharded_retriever",
     "embed": "stores.ingest",
 }
-__all__ = sorted(_MODULE_OF)
+# ``import *`` needs no psycopg.
+__all__ = sorted(set(_MODULE_OF) - {"PgVectorRetriever"})
 
 
 def __getattr__(name: str) -> Any:

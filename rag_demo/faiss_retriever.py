@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from rag_demo.exact_search.candidates import Pairs
+from rag_demo.exact_search.scores import Pairs
 from rag_demo.retriever import BasicEmbedder, LocalRetriever
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.stores.local import LocalStore
+from rag_demo.stores.ranking import Order
 from rag_demo.vectors import Mask, Rows, Vectors, rounding
 from torch_utils import closes_on_error, release
 
@@ -102,7 +103,9 @@ class FaissVectors:
         """See `VectorRows`."""
         return "cpu", "float32", 4 * self.count * self.dimension
 
-    def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
+    def candidates(
+        self, queries: Vectors, top_k: int, allowed: Mask | None, order_of: Order
+    ) -> Pairs:
         """See `VectorRows`."""
         with self.lock:
             if self.index.ntotal > self.count:

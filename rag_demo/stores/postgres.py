@@ -38,7 +38,7 @@ from rag_demo.errors import (
     UnstorableError,
     short_repr,
 )
-from rag_demo.exact_search.candidates import exact_scores
+from rag_demo.exact_search.scores import exact_scores
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import (
     COMPARISONS,

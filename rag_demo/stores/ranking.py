@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rag_demo.exact_search.candidates import Pairs, Scores, exact_scores
+from rag_demo.exact_search.scores import Pairs, Scores, exact_scores
 from rag_demo.searching.arguments import RANK_CONSTANT
 from rag_demo.vectors import Mask, Rows, Vectors
 
@@ -93,11 +93,13 @@ def rank(
     row, scores = row[order], scores[order]
     starts = np.searchsorted(query, np.arange(len(queries) + 1))
     is_tie = (scores[1:] == scores[:-1]) & (query[1:] == query[:-1])
-    if is_tie.any():
-        places = np.arange(len(row)) - starts[query]
-        for number in set(query[:-1][is_tie & (places[:-1] < top_k)].tolist()):
-            one = slice(starts[number], starts[number + 1])
-            row[one] = row[one][np.lexsort((row[one], order_of(row[one]), -scores[one]))]
+    is_among_best = np.arange(len(row) - 1) - starts[query[:-1]] < top_k
+    if (is_tie & is_among_best).any():
+        is_tie &= np.isin(query[:-1], query[:-1][is_tie & is_among_best])
+        places = np.zeros(len(row), np.int64)
+        tied = np.append(is_tie, False) | np.append(False, is_tie)
+        places[tied] = order_of(row[tied])
+        row = row[np.lexsort((row, places, -scores, query))]
     return Ranked(starts, row, scores, row).first(top_k)
 
 

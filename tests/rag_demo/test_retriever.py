@@ -103,11 +103,27 @@ def test_stats_report_size_dimension_and_bytes(retriever: Any) -> None:
     assert isinstance(retriever, PyTorchGPURetriever) or stats.device == "cpu"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_copy_of_another_dtype_keeps_the_float32_vectors(dtype: str) -> None:
-    size = 1 if dtype == "int8" else 2
-    nbytes = 128 * 26 * (size + 4)
+    nbytes = 128 * 26 * (2 + 4)
     with PyTorchGPURetriever(LetterModel(), device="cpu", dtype=dtype) as retriever:
         retriever.add([f"{'abc' * (n + 1)}" for n in range(128)])
         assert retriever.search("abc", 1, mode="dense")[0].score == pytest.approx(1, abs=1e-6)
         assert nbytes <= retriever.stats().nbytes < 1.2 * nbytes
+
+
+def test_int8_names_what_to_use_instead() -> None:
+    with pytest.raises(ValueError, match="dtype 'int8' is not supported any more; use 'float16'"):
+        PyTorchGPURetriever(LetterModel(), device="cpu", dtype="int8")
+
+
+WITHOUT_PSYCOPG = """
+import sys
+sys.modules["psycopg"] = None
+from rag_demo import *
+assert PyTorchGPURetriever and Document and "PgVectorRetriever" not in globals()
+"""
+
+
+def test_star_import_needs_no_database_driver() -> None:
+    assert_clean(run_forked(WITHOUT_PSYCOPG))

@@ -125,6 +125,54 @@ def test_close_empties_the_tensor_in_place() -> None:
     assert len(tensors()) == before
 
 
+INTERRUPTED = """
+import gc, sys, threading, traceback, _thread
+import numpy as np
+import torch
+from rag_demo import PyTorchGPURetriever
+from torch_utils import memory_snapshot
+
+class Model:
+    name = "m"
+    dimension = 64
+    vectors = np.random.default_rng(0).standard_normal((50_000, 64), dtype=np.float32)
+    def embed_documents(self, texts): return self.vectors[:len(texts)]
+    embed_queries = embed_documents
+    def embed_query(self, text): return self.vectors[0]
+
+def storages():
+    return sum(each.untyped_storage().nbytes() for each in gc.get_objects()
+               if isinstance(each, torch.Tensor))
+
+retriever = PyTorchGPURetriever(Model(), device="cpu", dtype=sys.argv[1])
+names = [str(number) for number in range(50_000)]
+retriever.add(names, ids=names)
+before = storages()
+kept = None
+while kept is None:
+    timer = threading.Timer(0.05, _thread.interrupt_main)
+    try:
+        timer.start()
+        while True:
+            retriever.search_batch(names[:400], 1, mode="dense")
+    except KeyboardInterrupt as error:
+        timer.join()
+        frames = traceback.extract_tb(error.__traceback__)
+        if any("exact_search" in frame.filename for frame in frames):
+            kept = error
+assert before >= 50_000 * 64 * 4, before
+retriever.close()
+assert storages() < 1 << 20, storages()
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_close_empties_the_tensor_after_an_interrupted_search(dtype: str) -> None:
+    """A notebook keeps the exception, which keeps the frames of the search."""
+    result = run_forked(INTERRUPTED, dtype, quick_end=True)
+    assert result.returncode == 0, str(result)
+
+
 def test_close_empties_the_faiss_index_in_place() -> None:
     import faiss
 

@@ -11,7 +11,6 @@ OnCpu = partial(PyTorchGPURetriever, device="cpu")
 KINDS: dict[str, Any] = {
     "default": OnCpu,
     "faiss": FaissRetriever,
-    "int8": partial(OnCpu, dtype="int8"),
     "bfloat16": partial(OnCpu, dtype="bfloat16"),
     "float16": partial(OnCpu, dtype="float16"),
 }

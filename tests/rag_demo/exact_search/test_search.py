@@ -1,0 +1,142 @@
+"""The search kernel against float64, with the profile of every device, on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rag_demo.exact_search.scores import exact_scores
+from rag_demo.exact_search.search import CPU, GPU, Products, Profile, Source, search
+
+UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def wide_products(dtype: Any, device: Any) -> Products:
+    """Multiply as CUDA does: rounded vectors, float32 scores."""
+    return Products(lambda q, v: torch.mm(q.float(), v.float().T), dtype)
+
+
+def narrow_products(dtype: Any, device: Any) -> Products:
+    """Round the scores as well, as torch before 2.8 does."""
+    unit = UNITS.get(dtype, 0.0)
+    return Products(lambda q, v: torch.mm(q, v.T), dtype, unit * 1.01, 16 * unit)
+
+
+REHEARSED = replace(GPU, products=wide_products)
+PROFILES = {
+    "cpu": CPU,
+    "cpu, little memory": replace(CPU, scores=1 << 14, pairs=1 << 8),
+    "gpu": REHEARSED,
+    "gpu, little memory": replace(REHEARSED, scores=1 << 14, pairs=1 << 8),
+    "gpu, narrow scores": replace(GPU, products=narrow_products),
+    "no float64": replace(REHEARSED, exact_on_device=False),
+}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def unit(vectors: Any) -> Any:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def vectors_of(shape: str, count: int, dimension: int) -> Any:
+    chance = np.random.default_rng(count * dimension)
+    made = chance.standard_normal((count, dimension))
+    if shape == "duplicates":
+        made = made[chance.integers(0, max(1, count // 10), count)]
+    elif shape == "near ties":
+        made = made[:1] + 1e-7 * made
+    elif shape == "close":
+        made[count // 2 :] = made[:1] + 1e-3 * made[count // 2 :]
+    return unit(made)
+
+
+def source_of(vectors: Any, dtype: Any, allowed: Any, profile: Profile) -> Source:
+    true = torch.from_numpy(vectors)
+    rounded = true.to(dtype)
+    distance = float((true - rounded.float()).norm(dim=1).max()) * (1 + 1e-4)
+    is_resident = profile.exact_on_device and dtype == torch.float32
+    return Source(
+        torch.device("cpu"),
+        dtype,
+        [rounded.split],
+        lambda rows: vectors.take(rows, axis=0),
+        len(vectors) if allowed is None else int(allowed.sum()),
+        None if allowed is None else torch.from_numpy(allowed),
+        0.0 if dtype == torch.float32 else distance,
+        true if is_resident else None,
+    )
+
+
+def assert_exact(vectors: Any, queries: Any, top_k: int, dtype: Any, profile: Profile,
+                 allowed: Any = None) -> None:  # fmt: skip
+    """Assert that all rows that score as the k-th best or better are found, with their scores."""
+    source = source_of(vectors, dtype, allowed, profile)
+    pairs = search(source, queries, min(top_k, source.available), profile)
+    assert pairs.scores is not None
+    assert (np.diff(pairs.query) >= 0).all()
+    rows = np.arange(len(vectors)) if allowed is None else np.flatnonzero(allowed)
+    for number in range(len(queries)):
+        scores = exact_scores(vectors.__getitem__, queries, np.full(len(rows), number), rows)
+        least = np.sort(scores)[-min(top_k, len(rows))]
+        its = pairs.query == number
+        found = dict(zip(pairs.row[its].tolist(), pairs.scores[its].tolist(), strict=True))
+        assert len(found) == its.sum()
+        assert set(rows[scores >= least].tolist()) <= set(found) <= set(rows.tolist())
+        expected = scores[np.searchsorted(rows, list(found))]
+        np.testing.assert_allclose(list(found.values()), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", ["random", "duplicates", "near ties", "close"])
+def test_answers_are_exact(profile: Profile, dtype: Any, shape: str) -> None:
+    vectors = vectors_of(shape, 1200, 24)
+    queries = np.concatenate([vectors[3:4], vectors_of("random", 11, 24)])
+    some = np.random.default_rng(0).random(1200) < 0.3
+    for top_k, allowed in ((1, None), (10, some), (100, None)):
+        assert_exact(vectors, queries, top_k, dtype, profile, allowed)
+
+
+@pytest.mark.parametrize("profile", ["cpu", "cpu, little memory", "gpu"])
+def test_answers_are_exact_around_the_edges_of_blocks(profile: str) -> None:
+    for count in (1, 2, 17, 18, 19, 127, 128, 129, 1023, 1024, 1025, 2047, 4097, 5000):
+        vectors, queries = vectors_of("random", count, 7), vectors_of("random", 3, 7)
+        for dtype in DTYPES:
+            assert_exact(vectors, queries, 10, dtype, PROFILES[profile])
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_more_results_than_rows(profile: Profile) -> None:
+    vectors = vectors_of("duplicates", 40, 5)
+    assert_exact(vectors, vectors[:2], 500, torch.bfloat16, profile)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_a_bound_that_is_too_small_gives_wrong_answers(dtype: Any) -> None:
+    """The control of the tests above: without the measured distances some answers are wrong."""
+    vectors, queries = vectors_of("near ties", 1200, 24), vectors_of("random", 12, 24)
+    source = replace(source_of(vectors, dtype, None, CPU), error=-1e-3)
+    products = Products(lambda q, v: torch.mm(q, v.float().T))
+    pairs = search(source, queries, 5, replace(CPU, products=lambda *_: products))
+    rows = np.arange(1200)
+    best = [exact_scores(vectors.__getitem__, queries, np.full(1200, n), rows).argmax()
+            for n in range(12)]  # fmt: skip
+    assert any(row not in pairs.row[pairs.query == number] for number, row in enumerate(best))
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_scores_do_not_depend_on_the_batch(profile: Profile) -> None:
+    vectors, queries = vectors_of("duplicates", 1200, 65), vectors_of("random", 33, 65)
+    source = source_of(vectors, torch.float32, None, profile)
+    together = search(source, queries, 10, profile)
+    alone = search(source, queries[7:8], 10, profile)
+    assert together.scores is not None
+    assert alone.scores is not None
+    its = together.query == 7
+    known = dict(zip(together.row[its].tolist(), together.scores[its].tolist(), strict=True))
+    for row, score in zip(alone.row.tolist(), alone.scores.tolist(), strict=True):
+        assert known.get(row, score) == score
