@@ -42,8 +42,10 @@ class FaissRetriever(LocalRetriever):
 
     def _release(self) -> None:
         # Runs once, while faiss is intact: at close, at garbage collection, or at exit.
-        # In place: other variables that refer to the index keep no vectors.
-        release(cast(FaissVectors, self.store.close()).index)
+        index = cast(FaissVectors, self.store.close()).index
+        if index is not None:
+            index.reset()  # In place: other variables that refer to it keep no vectors.
+            release()  # Trims the heap; faiss allocates outside of torch.
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import torch
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from support.programs import run_forked
 from support.waiting import wait_for
-from torch_utils import ReleasedError
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
 COUNT = 2000
@@ -183,8 +182,7 @@ def test_close_empties_the_faiss_index_in_place() -> None:
                 if type(each) is faiss.IndexFlatIP and id(each) not in before)  # fmt: skip
     assert index.ntotal == COUNT
     retriever.close()
-    with pytest.raises(ReleasedError, match="was released"):
-        _ = index.ntotal
+    assert index.ntotal == 0
 
 
 BUDGET = """
