@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +182,21 @@ class Retriever(Resource):
         """
         self.ensure_open()
         return self.store.get(checked_texts(ids, "ids"))
+
+    def page(self, limit: int, after: str | None = None) -> list[Document]:
+        """Return the next documents, in the order in which they were added.
+
+        Args:
+            limit: How many at most.
+            after: The id of the last document so far; None for the first page.
+
+        Raises:
+            ValueError: No document has the id ``after``.
+        """
+        names = self.ids()
+        if after is not None and after not in names:  # This reads to the place after it.
+            raise ValueError(f"no document has the id {short_repr(after)}; begin again")
+        return [each for each in self.get(list(islice(names, limit))) if each is not None]
 
     def ids(self) -> Iterator[str]:
         """Yield the ids of all documents, in the order in which they were added."""
