@@ -14,24 +14,30 @@ from rag_demo.service.engine import LoadModel
 from rag_demo.service.guard import Guard
 from rag_demo.service.responses import BEARER, respond_to_error
 from rag_demo.service.service import Service
-from rag_demo.service.settings import Settings
+from rag_demo.service.settings import Limits, Settings
 from torch_utils import SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
 from torch_utils.prometheus import register
 
 __all__ = ["create_app"]
 
-_CLOSING_S = 15.0
+_CLOSING_S = 10.0
 _ERRORS: dict[str, Any] = {"application/problem+json": {}, "application/json": {}}
 
 
-def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    *,
+    limits: Limits = Limits(),  # noqa: B008  (it cannot be changed)
+    load_model: LoadModel | None = None,
+) -> FastAPI:
     """Create the application. Its lifespan opens the index and closes everything at the end.
 
     The models are loaded in the background; ``/readyz`` tells when they are.
 
     Args:
         settings: The service's settings.
+        limits: The service's limits.
         load_model: Loads the embedding model. By default the service loads the model that
             the settings or the index name. See `torch_utils.ModelHost`.
 
@@ -42,8 +48,10 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
     @lifespan(deadline_s=_CLOSING_S)
     async def serving(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
         register()
-        app.state.service = service = Service(settings, load_model)
-        scope.callback(service.close)
+        app.state.service = service = Service(settings, limits, load_model)
+        for hosted in service.engine.hosted.values():
+            scope.manage(hosted.host)
+        scope.callback(service.close)  # Before the hosts.
         yield {"service": service}
 
     app = FastAPI(
@@ -62,5 +70,5 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
         # The guard checks tokens, before it reads a body; this describes them.
         app.include_router(module.router, dependencies=[Security(BEARER)] * (module is not probes))
     routes = [route for module in modules for route in module.router.routes]
-    app.add_middleware(Guard, settings=settings, routes=routes)
+    app.add_middleware(Guard, settings=settings, limits=limits, routes=routes)
     return app

@@ -36,7 +36,7 @@ def serve(**options: Any) -> int:
     RAG_DEMO_TOKEN and RAG_DEMO_ADMIN_TOKEN hold tokens.
     """
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until the server handles it, and afterwards.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Which asks other servers to reload.
     from rag_demo.service.settings import Settings, cpu_quota, is_loopback, read_tokens
 
     settings = Settings.read(
@@ -45,7 +45,7 @@ def serve(**options: Any) -> int:
     # Threads that spin between two calls take their cores from others. OpenMP reads the variables
     # when torch is loaded, here or in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ["OMP_NUM_THREADS"] = str(settings.threads or cpu_quota())
+    os.environ.setdefault("OMP_NUM_THREADS", str(cpu_quota()))
     from rag_demo.service.logs import configure_logging
     from rag_demo.service.server import bind, run_server
     from torch_utils import exit_on_signals

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
@@ -19,13 +19,14 @@ from rag_demo.documents.document import Document
 from rag_demo.retriever import embed
 from rag_demo.searching.arguments import check_documents
 from rag_demo.service import engine
+from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, respond
 from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
 from rag_demo.service.service import Running, Service
-from torch_utils.hosting.lease import run_in_thread
 
 router = APIRouter(prefix="/documents")
-_CHUNK_DOCUMENTS, _CHUNK_BYTES = 32, 1 << 17  # of a stream, for each change: fast enough anywhere
+_CHUNK_DOCUMENTS, _CHUNK_BYTES = 256, 1 << 16  # of a stream, for each change: about one batch
+_PAGE = 100
 
 
 async def _writable(service: Running) -> Service:
@@ -42,19 +43,26 @@ async def _writable(service: Running) -> Service:
 Writable = Annotated[Service, Depends(_writable)]
 
 
-async def _add(request: Request | None, service: Service, new: Sequence[NewDocument]) -> None:
+async def _add(request: Request | None, service: Service, new: Sequence[NewDocument]) -> list[str]:
     """Embed documents through the queue, then add and save them.
+
+    Returns:
+        Their ids. The index chooses the ids of documents without one.
 
     Raises:
         Problem: The documents are invalid, the queue is too long, or the change failed.
     """
     deadline, loop = service.deadline(), asyncio.get_running_loop()
-    fields = [(each.text, each.metadata, each.id) for each in new]
+    names = [each.id for each in new if each.id is not None]
+    if names and len(names) < len(new):
+        raise Problem(422, "either all documents of a change have an id, or none", param="id")
     try:
-        texts, metadata, ids = check_documents(*map(list, zip(*fields, strict=True)))
+        texts, metadata, ids = check_documents(
+            [each.text for each in new], [each.metadata for each in new], names or None
+        )
     except (TypeError, ValueError) as error:  # An id occurs twice, or metadata are not JSON.
         raise Problem(422, str(error)[:500], param="documents") from None
-    documents = list(map(Document, ids or (), texts, metadata))
+    documents = list(map(Document, ids or [""] * len(texts), texts, metadata))
 
     def embed_documents(texts: Sequence[str]) -> Any:
         embedding = service.run_counted(
@@ -65,16 +73,18 @@ async def _add(request: Request | None, service: Service, new: Sequence[NewDocum
     model: Any = SimpleNamespace(dimension=None, embed_documents=embed_documents)
     model.identity, model.count_tokens = service.engine.identity, engine.estimate
     model.max_tokens = service.engine.model.max_tokens
-    batch = await run_in_thread(lambda: embed(documents, model))
-    await service.change(lambda retriever: retriever.store.upsert(batch), deadline)
+    batch = await asyncio.to_thread(embed, documents, model)
+    added: list[str] = await service.change(
+        lambda retriever: retriever.store.upsert(batch, choose_ids=not names), deadline
+    )
+    return added
 
 
 @router.put("")
 async def put(request: Request, service: Writable, body: DocumentsRequest) -> dict[str, Any]:
     """Add documents and save the index; a document replaces one with the same id."""
-    at_most(len(body.documents), service.settings.max_texts, "documents", "documents")
-    await _add(request, service, body.documents)
-    return service.state(ids=[each.id for each in body.documents])
+    at_most(len(body.documents), service.limits.max_texts, "documents", "documents")
+    return service.state(ids=await _add(request, service, body.documents))
 
 
 _LINES = {"application/x-ndjson": {"schema": {"type": "string"}}}
@@ -91,10 +101,10 @@ async def bulk(request: Request, service: Writable) -> Response:
     async def lines() -> AsyncIterator[dict[str, Any]]:
         added = 0
         try:
-            async for documents in _chunks(request, service.settings.max_body_bytes):
-                await _add(None, service, documents)
+            async for documents in _chunks(request, service.limits.max_body_bytes):
+                ids = await _add(None, service, documents)
                 added += len(documents)
-                yield service.state(added=added)
+                yield service.state(added=added, ids=ids)
             yield service.state(added=added, finished=True)
         except Problem as problem:
             if not added:  # No response has begun.
@@ -119,7 +129,7 @@ async def _chunks(request: Request, most: int) -> AsyncIterator[list[NewDocument
         Problem: A line is not a document or is too long.
     """
     rest, number, size = b"", 0, 0
-    documents: dict[str, NewDocument] = {}
+    documents: dict[Any, NewDocument] = {}
     async for part in request.stream():
         *whole, rest = (rest + part).split(b"\n")
         if not part and rest:  # The last line has no end.
@@ -135,7 +145,7 @@ async def _chunks(request: Request, most: int) -> AsyncIterator[list[NewDocument
                     first = error.errors(include_input=False)[0]
                     where = "/".join(["", *map(str, first["loc"])])
                     raise Problem(422, f"line {number}, #{where}: {first['msg']}") from None
-                documents[document.id] = document
+                documents[number if document.id is None else document.id] = document
                 size += len(line)
             if len(documents) >= _CHUNK_DOCUMENTS or size >= _CHUNK_BYTES:
                 yield list(documents.values())
@@ -156,21 +166,36 @@ async def delete_several(service: Writable, body: DeleteRequest) -> dict[str, An
     return service.state(deleted=await service.change(change, service.deadline()))
 
 
-@router.get("/{document_id:path}")
+async def _read(request: Request, service: Service, compute: Any, key: Any) -> Any:
+    job = Job(compute, [key], [1])
+    return (await service.lanes["index"].run(request, job, service.deadline()))[0]
+
+
+@router.get("")
+async def page(
+    request: Request,
+    service: Running,
+    limit: Annotated[int, Query(ge=1)] = _PAGE,
+    after: str | None = None,
+) -> Response:
+    """Return the documents after one, in the order in which they were added."""
+    at_most(limit, service.limits.max_top_k, "documents in a page", "limit")
+    found = await _read(request, service, service.engine.page, (limit, after))
+    documents = [each._asdict() for each in found]
+    last = documents[-1]["id"] if len(documents) == limit else None
+    return respond(request, {"documents": documents, "next": last})
+
+
+@router.get("/{document_id:any}")
 async def get(request: Request, service: Running, document_id: str) -> Response:
     """Return a document."""
-
-    def read() -> Any:
-        with service.engine.index.host.lease(1.0) as retriever:
-            return retriever.get([document_id])[0]
-
-    document = await run_in_thread(read)
+    document = await _read(request, service, service.engine.get, document_id)
     if document is None:
         raise Problem(404, "no document has this id")
     return respond(request, document._asdict())
 
 
-@router.delete("/{document_id:path}")
+@router.delete("/{document_id:any}")
 async def delete(service: Writable, document_id: str) -> dict[str, Any]:
     """Delete a document and save the index."""
     state = await delete_several(service, DeleteRequest.model_construct(ids=[document_id]))

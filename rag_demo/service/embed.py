@@ -28,7 +28,7 @@ async def _embed(
     Returns:
         The vectors, shape (n, d), float32, the number of tokens, and how many texts were cut off.
     """
-    at_most(len(texts), service.settings.max_texts, "texts", "input")
+    at_most(len(texts), service.limits.max_texts, "texts", "input")
     kind = "query" if prompt in ("query", "search_query") else "document"
     rows, tokens, truncated = await service.run_counted(
         request, "model", partial(engine.embed, kind), texts, truncate=body.truncate is not False
@@ -86,7 +86,7 @@ async def models(service: Running) -> dict[str, Any]:
     return {"object": "list", "data": list(map(_card, _names(service)))}
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:any}")
 async def model(service: Running, model: str) -> dict[str, Any]:
     """Describe a model."""
     names = _names(service)

@@ -1,6 +1,7 @@
 """Engine: the embedding model, the reranker and the index, each in a `ModelHost`.
 
-The functions `embed`, `search` and `rerank` compute the inputs of jobs.
+The functions `embed` and `rerank` and the methods `Engine.search`, `Engine.get` and `Engine.page`
+compute the inputs of jobs.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from rag_demo.errors import ModelMismatchError, RagDemoError
 from rag_demo.places import load_manifest, make_retriever, open_indexes
 from rag_demo.reranker import Reranker
 from rag_demo.service import metrics
+from rag_demo.service.responses import Problem
 from rag_demo.service.settings import Settings
 from rag_demo.vectors import normalized
 from torch_utils import ModelHost
 
 LoadModel = Callable[[], Any]
 _BYTES_PER_TOKEN, _SPECIAL_TOKENS = 3, 2
-_LEASE_S = 120.0  # for a load or an unload in another thread
 
 
 def load_model(
@@ -82,6 +83,7 @@ class Hosted:
         has_loaded: Whether a load has succeeded.
         max_tokens: How many tokens of a text the model reads; None if that is unknown.
         dimension: Length of the model's vectors; 0 without them.
+        batch_tokens: How many tokens the model computes together; 0 if that is unknown.
     """
 
     def __init__(self, host: ModelHost[Any], identity: ModelIdentity | None = None) -> None:
@@ -89,24 +91,30 @@ class Hosted:
         self.error: BaseException | None = None
         self.has_loaded = False
         self.max_tokens: int | None = None
-        self.dimension = 0
+        self.dimension = self.batch_tokens = 0
+        self._checked = 0  # the number of the load that was checked
 
-    @contextlib.contextmanager
-    def lease(self) -> Iterator[Any]:
-        """Lend the model for a ``with`` block; load it if it is not loaded.
+    async def call(self, function: Callable[[Any], Any]) -> Any:
+        """Call a function of the model in a new thread; load the model if it is not loaded.
 
         Raises:
-            Exception: The load has failed, or another model has been loaded.
+            Exception: The load has failed, another model has been loaded, or the function failed.
         """
-        with contextlib.ExitStack() as stack:
-            try:
-                model = stack.enter_context(self.host.lease(_LEASE_S))
+        has_begun = False
+
+        def checked(model: Any) -> Any:
+            nonlocal has_begun
+            if self._checked != (loads := self.host.status().loads):
                 self._check(model)
-            except BaseException as error:  # A tokenizer's panic or sys.exit() too.
+            self._checked, self.error, self.has_loaded, has_begun = loads, None, True, True
+            return function(model)
+
+        try:
+            return await self.host.call(checked)
+        except Exception as error:
+            if not has_begun:
                 self.error = error
-                raise
-            self.error, self.has_loaded = None, True
-            yield model
+            raise
 
     def _check(self, model: Any) -> None:
         """Compare identities: the model's files may have changed since the last load."""
@@ -117,6 +125,7 @@ class Hosted:
                 raise ModelMismatchError(f"{made_with}, not {identity}")
         self.max_tokens = getattr(model, "max_tokens", None)
         self.dimension = int(getattr(model, "dimension", 0))
+        self.batch_tokens = int(getattr(model, "batch_tokens", 0))
 
 
 class Engine:
@@ -131,6 +140,7 @@ class Engine:
         version: A name for its state.
         databases: The open stores in databases.
         hosted: The models by the names of their lanes; the index is the last.
+        refresh: Called in a thread before the index is read.
 
     Raises:
         RagDemoError: There is no index, or it is damaged or empty.
@@ -139,6 +149,7 @@ class Engine:
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings = settings
         self.databases: list[Any] = []
+        self.refresh: Callable[[], None] = lambda: None
         made_by = load_manifest(settings.index[0]).model
         if made_by is None:
             raise RagDemoError("the index is empty; add documents to it with: rag-demo add")
@@ -194,7 +205,18 @@ class Engine:
             stack.pop_all()
         return retriever
 
-    def reload(self, *, check: bool = True) -> None:
+    def stamp(self) -> list[Any]:
+        """Return what differs after another process has changed a folder. Costs a few stats."""
+        found: list[Any] = []
+        for place in self.settings.index:
+            # A folder or a file may be missing for a moment; that is a change too.
+            with contextlib.suppress(OSError):
+                for entry in place.iterdir() if isinstance(place, Path) else ():
+                    status = entry.stat()
+                    found.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
+        return sorted(found)
+
+    async def reload(self, *, check: bool = True) -> None:
         """Open the folders again. The old state answers until the new one is open.
 
         Args:
@@ -203,24 +225,30 @@ class Engine:
         Raises:
             RagDemoError: The index cannot be opened, or was made with another model.
         """
-        with self.index.lease() as retriever:
+
+        def load(retriever: Any) -> None:
             state = self.look()
             for shard, place in self._folders(retriever):
                 shard.load(place, check=check)
             self.set_state(*state)
 
-    def change(self, change: Callable[[Any], Any]) -> Any:
+        await self.index.call(load)
+
+    async def change(self, change: Callable[[Any], Any]) -> Any:
         """Change the index and save it.
 
         Raises:
             IndexChangedError: Another process has changed the index.
         """
-        with self.index.lease() as retriever:
+
+        def change_and_save(retriever: Any) -> Any:
             if result := change(retriever):  # Otherwise nothing was deleted.
                 for shard, place in self._folders(retriever):
                     shard.save(place)
                 self.set_state(*self.look())
-        return result
+            return result
+
+        return await self.index.call(change_and_save)
 
     def _folders(self, retriever: Any) -> Iterator[tuple[Any, Path]]:
         """Yield the retrievers of folders with them; a database is its own state."""
@@ -231,15 +259,29 @@ class Engine:
     def _pool(self, figure: str) -> int:
         return sum(each.pool_stats().get(figure, 0) for each in self.databases)
 
-    def close(self, deadline_s: float) -> None:
-        """Close all hosts, the index first.
+    def search(
+        self, options: dict[str, Any], index: Any, inputs: Sequence[tuple[str, Any]]
+    ) -> list[Any]:
+        """Return the results of queries with vectors; the mode bm25 needs no vectors."""
+        self.refresh()
+        queries, vectors = zip(*inputs, strict=True)
+        known = None if options["mode"] == "bm25" else np.stack(vectors)
+        found: list[Any] = index.search_batch(queries, **options, vectors=known)
+        return found
 
-        Args:
-            deadline_s: How long to wait for the leases of each host, in seconds.
-        """
-        with contextlib.ExitStack() as stack:
-            for hosted in self.hosted.values():
-                stack.callback(hosted.host.close, deadline_s)
+    def get(self, index: Any, ids: Sequence[str]) -> list[Any]:
+        """Return the document of each id, or None."""
+        self.refresh()
+        found: list[Any] = index.get(ids)
+        return found
+
+    def page(self, index: Any, inputs: Sequence[tuple[int, str | None]]) -> list[Any]:
+        """Return a page of documents for each limit and last id."""
+        self.refresh()
+        try:
+            return [index.page(limit, after) for limit, after in inputs]
+        except ValueError as error:
+            raise Problem(404, str(error), param="after") from None
 
 
 def estimate(texts: Sequence[str], most: int | None = None) -> list[int]:
@@ -256,14 +298,6 @@ def embed(kind: str, model: Any, texts: Sequence[str]) -> list[tuple[Any, int]]:
     count = getattr(model, "count_tokens", None)
     counts = count(list(texts), kind) if count else [0] * len(texts)
     return list(zip(vectors, counts, strict=True))
-
-
-def search(options: dict[str, Any], index: Any, inputs: Sequence[tuple[str, Any]]) -> list[Any]:
-    """Return the results of queries with vectors; the mode bm25 needs no vectors."""
-    queries, vectors = zip(*inputs, strict=True)
-    known = None if options["mode"] == "bm25" else np.stack(vectors)
-    found: list[Any] = index.search_batch(queries, **options, vectors=known)
-    return found
 
 
 def rerank(query: str, reranker: Any, texts: Sequence[str]) -> list[tuple[float, int]]:

@@ -1,7 +1,7 @@
 """Middleware that every request passes before its route.
 
-It assigns request ids, checks host names and tokens, limits bodies in size and time, adds security
-headers, and logs each request.
+It assigns request ids, checks tokens and host names before a body is read, limits bodies and
+responses, and logs each request.
 """
 
 from __future__ import annotations
@@ -16,25 +16,22 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from rag_demo.errors import RagDemoError
 from rag_demo.service import metrics
-from rag_demo.service.logs import REQUEST_ID
+from rag_demo.service.logs import REQUEST_ID, log_error
 from rag_demo.service.probes import PAGE_FILES
-from rag_demo.service.responses import BEARER, Problem, overloaded, problem_of, problem_response
-from rag_demo.service.settings import Settings, is_loopback
+from rag_demo.service.responses import Problem, overloaded, problem_of, problem_response
+from rag_demo.service.settings import Limits, Settings, is_loopback
 
 Headers = dict[bytes, bytes]
 
 log = logging.getLogger("rag_demo.service")
 _STREAMED = "/documents/bulk"
-
-_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 _OPEN_PATHS = {"/livez", "/readyz", "/health", *PAGE_FILES}
-_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
 _CLIENT_GONE = 499  # nginx's status for a client that closed its connection
 _PIECE = 1 << 16  # bytes of a response that are sent together
@@ -48,11 +45,12 @@ class Guard:
     Args:
         app: The application behind the guard.
         settings: The service's settings.
+        limits: The service's limits.
         routes: The routes behind the guard.
     """
 
-    def __init__(self, app: Any, settings: Settings, routes: Sequence[Any]) -> None:
-        self._app, self._settings, self._routes = app, settings, routes
+    def __init__(self, app: Any, settings: Settings, limits: Limits, routes: Sequence[Any]) -> None:
+        self._app, self._limits, self._routes = app, limits, routes
         self._on_loopback = is_loopback(settings.host)
         self._requests = 0  # at present, without probes
         self._bytes = 0  # of all bodies and responses that are in memory
@@ -71,7 +69,7 @@ class Guard:
 
         def take_bytes(count: int) -> None:
             nonlocal taken
-            if self._bytes + count > self._settings.buffer_bytes:
+            if self._bytes + count > self._limits.buffer_bytes:
                 metrics.REFUSED.inc()
                 raise overloaded(1, "too many bytes are in memory; try again after Retry-After")
             self._bytes += count
@@ -82,8 +80,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 added = [*_HEADERS, (b"x-request-id", request_id.encode())]
-                if service.draining:
-                    added.append((b"connection", b"close"))
+                added += [(b"connection", b"close")] * service.draining
                 message = {**message, "headers": [*message["headers"], *added]}
             await _send(send, message)
 
@@ -101,9 +98,9 @@ class Guard:
         self._requests += counts
         metrics.IN_FLIGHT.inc()
         try:
-            if self._requests > self._settings.max_connections and counts:
+            if counts and self._requests > self._limits.max_connections:
                 raise overloaded(1, "too many requests at a time", status=503)
-            await self._admit(request, headers, *service.tokens)
+            self._admit(request, headers, *service.tokens)
             await self._app(request, self._limited(request, receive), send_with_headers)
         except Problem as problem:
             await refuse(problem)
@@ -112,7 +109,7 @@ class Guard:
         except asyncio.CancelledError:  # The server does not wait any longer.
             await refuse(overloaded(1, "the service is stopping", status=503))
         except Exception as error:  # The last handler before the server.
-            log.error("the request failed: %r", error, exc_info=error)
+            log_error("the request failed", error)
             unknown = Problem(500, "the service failed; its log says why")
             await refuse(problem_of(error) if isinstance(error, RagDemoError) else unknown)
         finally:
@@ -123,7 +120,7 @@ class Guard:
             # Labels that clients can invent would be kept forever.
             matching = (each.path for each in self._routes if each.matches(request)[0].value)
             route = next(matching, "unknown")
-            method = scope["method"] if scope["method"] in _METHODS else "other"
+            method = scope["method"] if route != "unknown" else "other"
             metrics.REQUESTS.labels(route, method, str(status)).inc()
             metrics.SECONDS.labels(route).observe(seconds)
             client = (scope.get("client") or ("unknown",))[0]
@@ -131,41 +128,45 @@ class Guard:
             line = (*extra.values(), seconds * 1e3)
             log.info("%s %s %s %s %.1f ms", *line, extra={**extra, "ms": round(seconds * 1e3, 1)})
 
-    async def _admit(self, scope: Scope, headers: Headers, clients: Any, admin: Any) -> None:
+    def _admit(
+        self, scope: Scope, headers: Headers, clients: Sequence[bytes], admins: Sequence[bytes]
+    ) -> None:
+        """Refuse a request without the token that it needs.
+
+        It does so before the body is read; a dependency of FastAPI runs afterwards.
+
+        Raises:
+            Problem: The token or the host name is wrong.
+        """
         path, method = scope["path"], scope["method"]
-        host = headers.get(b"host", b"").decode("latin-1")
-        # Browsers always send a Host header; HTTP/1.0 clients may not.
-        if b"host" in headers and not _HOST.fullmatch(host):
-            raise Problem(400, "the Host header is not a host name with an optional port")
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # Two lengths allow request smuggling (RFC 9112, 6.1).
             detail = "send either content-length or transfer-encoding, not both"
             raise Problem(400, detail, headers=_CLOSE)
-        is_admin = path.startswith("/admin") or (path.startswith("/documents") and method != "GET")
         if method == "GET" and path in _OPEN_PATHS and clients:
             return
-        if clients or (is_admin and admin):
-            credentials = await BEARER(Request(scope))
-            token = credentials.credentials.encode() if credentials else b""
-            if is_admin and (not admin or token in clients):
+        is_admin = path.startswith("/admin") or (path.startswith("/documents") and method != "GET")
+        if clients or (is_admin and admins):
+            kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+            if is_admin and (not admins or token in clients):
                 raise Problem(403, "administration needs an admin token; set RAG_DEMO_ADMIN_TOKEN")
-            known = admin if is_admin else [*admin, *clients]
-            if not sum(hmac.compare_digest(token, each) for each in known):
+            known = admins if is_admin else [*admins, *clients]
+            is_known = sum(hmac.compare_digest(token.strip(), each) for each in known)
+            if kind.lower() != b"bearer" or not is_known:
                 detail = "a valid token is required; send Authorization: Bearer TOKEN"
                 challenge = {"www-authenticate": "Bearer"}
                 raise Problem(401, detail, code="invalid_api_key", headers=challenge)
             return
-        if is_admin:
-            _admit_local(scope, headers)
-        name = re.sub(r":\d+$", "", host)
-        if (self._on_loopback or is_admin) and b"host" in headers and not is_loopback(name):
+        host = headers.get(b"host", b"localhost").decode("latin-1")
+        if self._on_loopback and not is_loopback(re.sub(r":\d+$", "", host)):
             # A site whose name resolves to this machine could read everything (DNS rebinding).
-            what = "administration" if is_admin else "this service"
-            raise Problem(421, f"{what} is not available under this host name; use localhost")
+            raise Problem(421, "this service is not available under this host name; use localhost")
+        if is_admin and (not self._on_loopback or _is_foreign(headers)):
+            raise Problem(403, "administration needs a token, or a client on the same machine")
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """Return a ``receive`` that limits a body in size and time, or each part of a stream."""
-        most, limit_s = self._settings.max_body_bytes, self._settings.body_timeout
+        most, limit_s = self._limits.max_body_bytes, self._limits.body_timeout_s
         is_stream, began, size, left_s = scope["path"] == _STREAMED, time.monotonic(), 0, limit_s
 
         async def limited() -> Message:
@@ -190,6 +191,16 @@ class Guard:
         return limited
 
 
+def _is_foreign(headers: Headers) -> bool:
+    """Tell whether a request comes from a proxy or from a page of another site."""
+    origin, host = headers.get(b"origin"), headers.get(b"host", b"")
+    return (
+        any(map(_FORWARDED.fullmatch, headers))
+        or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        or (origin is not None and origin.partition(b"://")[2] != host)
+    )
+
+
 async def _send(send: Send, message: Message) -> None:
     """Send a part of a response in pieces, as fast as the client reads."""
     body = memoryview(message.get("body", b""))
@@ -197,13 +208,3 @@ async def _send(send: Send, message: Message) -> None:
         piece, body = bytes(body[:_PIECE]), body[_PIECE:]
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({**message, "body": bytes(body)} if body else message)
-
-
-def _admit_local(scope: Scope, headers: Headers) -> None:
-    client = (scope.get("client") or (None,))[0]
-    if not is_loopback(client) or any(map(_FORWARDED.fullmatch, headers)):
-        raise Problem(403, "administration needs a token, or a client on the same machine")
-    origin, host = headers.get(b"origin"), headers.get(b"host", b"")
-    is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
-    if is_foreign or (origin is not None and origin.partition(b"://")[2] != host):
-        raise Problem(403, "pages of other sites must not administer this service")

@@ -1,8 +1,8 @@
-"""Lane: the queue of a model or the index, and the thread that computes.
+"""Lane: the queues of a model or the index.
 
-Small jobs go before bulk, and each takes its turn. A bulk job is computed in parts, and whole jobs
-are finished in order. A batch never waits for more requests; requests that arrive while a batch
-runs form the next batch.
+Small jobs go before bulk, and each takes its turn: a query waits for the batch that runs, and not
+for bulk that waits. A batch never waits for more requests; requests that arrive while a batch runs
+form the next batch, and whole jobs are finished in order.
 """
 
 from __future__ import annotations
@@ -10,35 +10,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from itertools import groupby
-from queue import Queue as Calls
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from rag_demo.errors import IndexFileError
+from rag_demo.errors import IndexFileError, PostgresError
 from rag_demo.service import metrics
 from rag_demo.service.engine import Hosted
-from rag_demo.service.logs import REQUEST_ID
+from rag_demo.service.logs import REQUEST_ID, log_error
 from rag_demo.service.responses import Problem, overloaded, problem_of
 from rag_demo.service.settings import Settings
-from torch_utils import ModelInUseError
-from torch_utils.hosting.lease import run_in_thread
+from torch_utils import CleanupReport, ModelInUseError
 
 log = logging.getLogger("rag_demo.service")
-_BULK_TOKENS = 1024  # of a job; a smaller one goes before bulk
-_SMALL_TURN_S, _BULK_TURN_S = 0.25, 0.05
+_BULK_TOKENS = 1024  # of a job; a larger one is bulk
+_SMALL_TURN_S, _BULK_TURN_S = 0.25, 0.05  # of a batch, by the measured rate
 _FIRST_TOKENS = 256  # in a batch before anything is measured
+_BATCH_INPUTS = 512  # A slow model is noticed within one batch, whatever was measured before.
 _SAFETY = 0.8  # A measured rate may be too high.
 _STALE_S = 60.0  # An older rate refuses nothing.
 _FORGET = 0.8  # the weight of earlier batches in the measured rate
-_CLOSING_S, _ENDING_S = 3.0, 0.5
+_LOOK_S = 1.0  # between looks for jobs that a slow batch makes late
+_CLOSING_S = 3.0
+_OF_ALL = (IndexFileError, PostgresError)  # errors that do not come from one of the jobs
 
 
 class Job:
@@ -54,6 +53,7 @@ class Job:
         answer: The result of each input. The lane sets it.
         results: The results so far.
         taken: How many inputs have been taken from the queue.
+        deadline: When the answer is due, by the event loop's clock. The lane sets it.
         request_id: For the log.
         queued_at: Time of creation, by ``time.perf_counter``.
     """
@@ -65,7 +65,8 @@ class Job:
         self.key = repr(compute)
         self.answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self.results: list[Any] = []
-        self.taken, self.request_id, self.queued_at = 0, REQUEST_ID.get(), time.perf_counter()
+        self.taken, self.deadline = 0, 0.0
+        self.request_id, self.queued_at = REQUEST_ID.get(), time.perf_counter()
 
 
 Item = tuple[Job, Any]
@@ -73,52 +74,84 @@ Item = tuple[Job, Any]
 
 
 class Queue:
-    """Inputs in the order of their arrival, and the measured rate at which they are finished."""
+    """Jobs in the order of their arrival, and the measured rate at which they are computed.
 
-    def __init__(self) -> None:
-        self.items: deque[Item] = deque()
-        self.tokens = self.taken = 0  # of inputs that wait, and of the batch that runs
+    Attributes:
+        began: When the batch that runs got its model, by ``time.monotonic``; None without one.
+        tokens: Of the inputs that wait.
+        taken: Tokens of the batch that runs.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.began: float | None = None
+        self.tokens = self.taken = 0
+        self._timeout_s = timeout_s
+        self._jobs: deque[Job] = deque()
         self._done, self._seconds, self._measured_at = 0.0, 0.0, 0.0
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second; None before the first batch."""
-        return self._done / self._seconds if self._seconds else None
+        """Tokens per second, at most those of the running batch so far; None if unknown."""
+        now, began, rates = time.monotonic(), self.began, []
+        if self._seconds and now - self._measured_at < _STALE_S:
+            rates.append(self._done / self._seconds)
+        if began is not None and now > began:
+            rates.append(self.taken / (now - began))
+        return min(rates, default=None)
 
-    def admit(self, job: Job, left_s: float) -> None:
-        """Append the inputs of a job.
+    def add(self, job: Job) -> None:
+        """Append a job.
 
         Raises:
             Problem: By the measured rate it would not be finished in time.
         """
-        tokens = sum(job.tokens)
-        if self.rate is not None and time.perf_counter() - self._measured_at < _STALE_S:
-            left_s *= _SAFETY
-            wait_s = (self.taken + self.tokens + tokens) / self.rate
-            if tokens > _BULK_TOKENS and tokens / self.rate > left_s:
-                detail = f"about {tokens:,} tokens; at most {int(left_s * self.rate):,} can be"
-                raise Problem(413, f"{detail} computed in time; send fewer texts in a request")
-            if self.tokens + self.taken and wait_s > left_s:
-                metrics.REFUSED.inc()
-                detail = f"requests for about {wait_s:.0f} s are waiting"
-                raise overloaded(wait_s - left_s, f"{detail}; try again after Retry-After")
-        self.items.extend((job, each) for each in job.inputs)
-        self.tokens += tokens
+        if problem := self._refusal(job, self.taken + self.tokens):
+            raise problem
+        self._jobs.append(job)
+        self.tokens += sum(job.tokens)
+
+    def _refusal(self, job: Job, ahead: int) -> Problem | None:
+        """Return why a job cannot be finished in time behind so many tokens; None if it can."""
+        tokens, rate = sum(job.tokens[job.taken :]), self.rate
+        if not rate:
+            return None
+        most_s = _SAFETY * self._timeout_s
+        if tokens > _BULK_TOKENS and tokens / rate > most_s:
+            detail = f"about {tokens:,} tokens; at most {int(most_s * rate):,} can be"
+            return Problem(413, f"{detail} computed in time; send fewer texts in a request")
+        left_s = _SAFETY * (job.deadline - asyncio.get_running_loop().time())
+        wait_s = (ahead + tokens) / rate
+        if not ahead or wait_s <= left_s:
+            return None
+        metrics.REFUSED.inc()
+        detail = f"requests for about {wait_s:.0f} s are waiting; try again after Retry-After"
+        return overloaded(wait_s - left_s, detail)
+
+    def refuse_late(self) -> None:
+        """Refuse the waiting jobs that the current rate makes late."""
+        ahead = self.taken
+        for job in self._jobs:
+            if job.answer.done() or job.taken:
+                continue
+            if problem := self._refusal(job, ahead):
+                job.answer.set_exception(problem)
+            else:
+                ahead += sum(job.tokens)
 
     def take(self, budget: float) -> list[Item]:
         """Take inputs of about so many tokens, and at least one; those of one key are together."""
         items: list[Item] = []
-        while self.items:
-            job, _ = self.items[0]
-            if not job.answer.done():  # Otherwise it was dropped.
-                tokens = job.tokens[job.taken]
-                if items and tokens > budget:
-                    break
-                budget -= tokens
-                job.taken += 1
-                self.tokens, self.taken = self.tokens - tokens, self.taken + tokens
-                items.append(self.items[0])
-            self.items.popleft()
+        while self._jobs:
+            job = self._jobs[0]
+            if job.answer.done() or job.taken == len(job.inputs):  # It was dropped, or is taken.
+                self._jobs.popleft()
+                continue
+            tokens = job.tokens[job.taken]
+            if items and (tokens > budget or len(items) == _BATCH_INPUTS):
+                break
+            items.append((job, job.inputs[job.taken]))
+            budget, job.taken = budget - tokens, job.taken + 1
+            self.tokens, self.taken = self.tokens - tokens, self.taken + tokens
         return sorted(items, key=lambda item: item[0].key)
 
     def drop(self, job: Job) -> None:
@@ -126,19 +159,20 @@ class Queue:
         self.tokens -= sum(job.tokens[job.taken :])
         job.taken = len(job.inputs)
 
-    def measure(self, seconds: float) -> None:
-        """Count a batch that has succeeded; what fails at once would look fast."""
-        self._done = _FORGET * self._done + self.taken
-        self._seconds = _FORGET * self._seconds + max(seconds, 1e-6)
-        self._measured_at = time.perf_counter()
+    def finish(self, seconds: float) -> None:
+        """End a batch; ``seconds`` is 0 if it failed, because what fails at once looks fast."""
+        if seconds:
+            self._done = _FORGET * self._done + self.taken
+            self._seconds = _FORGET * self._seconds + seconds
+            self._measured_at = time.monotonic()
+        self.taken, self.began = 0, None
 
 
 class Lane:
-    """Two queues for one model, and a daemon thread. Belongs to one event loop.
+    """The queues of a model or the index. Belongs to one event loop.
 
-    The interpreter joins the threads of `concurrent.futures` at exit, so a call that hangs would
-    keep the process from ending. If a batch fails, its jobs run again one by one, so that only the
-    job at fault fails.
+    If a batch fails, its jobs run again one by one, so that only the job at fault fails. An error
+    of the whole index or database fails the batch.
 
     Args:
         name: The name, for threads and metrics.
@@ -148,17 +182,13 @@ class Lane:
 
     def __init__(self, name: str, hosted: Hosted, settings: Settings) -> None:
         self.name, self.hosted, self._settings = name, hosted, settings
-        self._small, self._bulk = Queue(), Queue()
-        self._wake = asyncio.Event()
+        self._small, self._bulk = Queue(settings.timeout), Queue(settings.timeout)
+        small, bulk = self._small, self._bulk
+        self._wake, self._busy = asyncio.Event(), asyncio.Lock()
+        self._began: float | None = None  # when the load or the call began that runs
         self._is_closed = self._is_stopping = False
         self._refusal = asyncio.get_running_loop().create_future()  # of jobs that need a load
-        self._phase: tuple[str, float, float] | None = None  # what runs, since when, its limit
-        # A thread that waits in C, as in SimpleQueue, would make `release` keep tensors.
-        self._calls: Calls[Any] = Calls()
-        small, bulk = self._small, self._bulk
         metrics.WAITING.labels(name).set_function(lambda: small.tokens + bulk.tokens)
-        self._thread = threading.Thread(target=self._call_all, name=f"rag_demo.{name}", daemon=True)
-        self._thread.start()
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"lane {name}")
 
     @property
@@ -166,8 +196,10 @@ class Lane:
         """Why the lane does not work on requests; "" if it does."""
         if self._task.done() and not self._is_closed:
             return "the service has stopped working on requests; restart it"
-        if (phase := self._phase) is not None and time.monotonic() - phase[1] > phase[2]:
-            return f"{phase[0]} of the {self.name} has not ended for more than {phase[2]:g} s"
+        limit_s = self._settings.hang_timeout
+        if self._began is not None and time.monotonic() - self._began > limit_s:
+            what = "a load" if self.is_loading else "a call"
+            return f"{what} of the {self.name} has not ended for more than {limit_s:g} s"
         return ""
 
     @property
@@ -197,15 +229,15 @@ class Lane:
             raise overloaded(5, reason, status=503)
         if self.hosted.error is not None:
             raise problem_of(self.hosted.error)
-        left_s = deadline - asyncio.get_running_loop().time()
-        queue = self._small if sum(job.tokens) <= _BULK_TOKENS else self._bulk
-        queue.admit(job, left_s)
+        job.deadline = deadline
+        chosen = self._small if sum(job.tokens) <= _BULK_TOKENS else self._bulk
+        chosen.add(job)
         self._wake.set()
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnect(request))
         try:
             await asyncio.wait(
                 {job.answer, self._refusal, gone},
-                timeout=max(0.0, left_s),
+                timeout=max(0.0, deadline - asyncio.get_running_loop().time()),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if job.answer.done():
@@ -219,29 +251,31 @@ class Lane:
             raise overloaded(5, message, status=504 if has_begun else 503)
         finally:
             job.answer.cancel()
-            queue.drop(job)
+            chosen.drop(job)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
 
-    async def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function in the thread, between two batches."""
-        future: Future[Any] = Future()
-        self._calls.put((future, function))
-        return await asyncio.wrap_future(future)
+    async def load(self) -> None:
+        """Load the model between two batches, even if the last load has failed.
 
-    def _call_all(self) -> None:
-        while (item := self._calls.get()) is not None:
-            future, function = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    finish = partial(future.set_result, function())
-                except BaseException as error:  # A panic or SystemExit must not end the loop.
-                    usual = error if isinstance(error, Exception) else RuntimeError(repr(error))
-                    finish = partial(future.set_exception, usual)
-                self._phase = None
-                finish()
-                del finish
-            del item, future, function
+        Raises:
+            Exception: The load failed.
+        """
+        async with self._busy:
+            self._began = time.monotonic()
+            try:
+                await self.hosted.call(lambda model: None)
+            finally:
+                self._began = None
+
+    async def unload(self) -> CleanupReport:
+        """Unload the model between two batches.
+
+        Raises:
+            ModelInUseError: Something else uses it.
+        """
+        async with self._busy:
+            return await asyncio.to_thread(self.hosted.host.unload)
 
     def stop_loading(self) -> None:
         """Refuse what needs a load from now on: it may take longer than a stop."""
@@ -249,45 +283,52 @@ class Lane:
         if self.is_loading and not self._refusal.done():
             self._refusal.set_result(None)
 
-    async def close(self) -> bool:
-        """Finish the queues and stop. Wait some seconds for a call or a load.
-
-        Returns:
-            Whether the thread has ended. A call that hangs goes on in it.
-        """
+    async def close(self) -> None:
+        """Finish the queues and stop. Wait some seconds for a call, and for no load."""
         self._is_closed = True
         self._wake.set()
         self.stop_loading()
-        is_loading = self.is_loading
-        if not is_loading:
-            await asyncio.wait([self._task], timeout=_CLOSING_S)
+        await asyncio.wait([self._task], timeout=0 if self.is_loading else _CLOSING_S)
         self._task.cancel()
-        self._calls.put(None)
-        left_s = _CLOSING_S if is_loading else _ENDING_S
-        await run_in_thread(partial(self._thread.join, left_s))
-        return not self._thread.is_alive()
 
     async def _work(self) -> None:
         while True:
             self._wake.clear()
-            for queue, turn_s in ((self._small, _SMALL_TURN_S), (self._bulk, _BULK_TURN_S)):
-                budget = _FIRST_TOKENS if queue.rate is None else queue.rate * turn_s
-                if items := queue.take(min(budget, self._settings.batch_tokens)):
-                    await self._compute(queue, items)
-                    self._wake.set()
+            for chosen, turn_s in ((self._small, _SMALL_TURN_S), (self._bulk, _BULK_TURN_S)):
+                async with self._busy:
+                    if items := chosen.take(self._budget(chosen, turn_s)):
+                        await self._compute(chosen, items)
+                        self._wake.set()
             if self._is_closed and not self._wake.is_set():
                 return
             await self._wake.wait()
 
-    async def _compute(self, queue: Queue, items: list[Item]) -> None:
-        started = time.perf_counter()
-        metrics.BATCH.labels(self.name).observe(queue.taken)
+    def _budget(self, chosen: Queue, turn_s: float) -> float:
+        """Return the tokens of the next batch: those of a turn, but at least a batch of the model.
+
+        Less would not keep the device busy.
+        """
+        tokens = _FIRST_TOKENS if chosen.rate is None else chosen.rate * turn_s
+        return min(self._settings.batch_tokens, max(tokens, self.hosted.batch_tokens))
+
+    async def _compute(self, chosen: Queue, items: list[Item]) -> None:
+        self._began, started = time.monotonic(), time.perf_counter()
+        metrics.BATCH.labels(self.name).observe(chosen.taken)
         for job in dict.fromkeys(job for job, _ in items if not job.results):
             metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
-        outcomes, seconds = await self.call(partial(self._run, items))
-        if not any(isinstance(outcome, Problem) for outcome in outcomes):
-            queue.measure(seconds)
-        queue.taken = 0
+        call = asyncio.ensure_future(self._call(partial(self._run, chosen, items)))
+        try:
+            while not (await asyncio.wait([call], timeout=_LOOK_S))[0]:
+                chosen.refuse_late()
+            outcomes, seconds = call.result()
+        except BaseException as error:  # Of the load: the next attempt may succeed.
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            outcomes, seconds = [_failed(error, items)] * len(items), 0.0
+        self._began = None
+        has_failed = any(isinstance(outcome, Problem) for outcome in outcomes)
+        chosen.finish(0.0 if has_failed else seconds)
+        chosen.refuse_late()
         metrics.INFERENCE_SECONDS.labels(self.name).observe(time.perf_counter() - started)
         for (job, _), outcome in zip(items, outcomes, strict=True):
             if job.answer.done():
@@ -298,46 +339,27 @@ class Lane:
             job.results.append(outcome)
             if len(job.results) == len(job.inputs):
                 job.answer.set_result(job.results)
-
-    def _lease(self) -> Any:
-        if self._is_stopping and self.hosted.host.state != "loaded":
-            raise _stopping()
-        self._phase = "a load", time.monotonic(), self._settings.load_timeout
-        return self.hosted.lease()
-
-    def load(self) -> None:
-        """Load the model, even if the last load has failed. Runs in the thread, by `call`.
-
-        Raises:
-            Exception: The load failed.
-        """
-        with self._lease():
-            pass
-
-    def _run(self, items: list[Item]) -> tuple[list[Any], float]:
-        """Return the result of each input or a `Problem`, and the seconds without a load.
-
-        Runs in the thread.
-        """
-        with contextlib.ExitStack() as stack:
-            try:
-                if self.hosted.error is not None:
-                    raise self.hosted.error  # Only `load` tries again.
-                model = stack.enter_context(self._lease())
-            except BaseException as error:  # After any error the next attempt may succeed.
-                return [_failed(error, items[0][0])] * len(items), 0.0
-            started, outcomes = time.perf_counter(), []
-            for _, group in groupby(items, lambda item: item[0].key):
-                outcomes += self._answers(model, list(group))
-            seconds = time.perf_counter() - started
         if self.hosted.error is not None:  # The index is damaged: open it again.
             with contextlib.suppress(ModelInUseError):
-                self.hosted.host.unload()
-        return outcomes, seconds
+                await asyncio.to_thread(self.hosted.host.unload)
+
+    async def _call(self, function: Callable[[Any], Any]) -> Any:
+        if self.hosted.error is not None:
+            raise self.hosted.error  # Only `load` tries again.
+        if self._is_stopping and self.hosted.host.state != "loaded":
+            raise _stopping()
+        return await self.hosted.call(function)
+
+    def _run(self, chosen: Queue, items: list[Item], model: Any) -> tuple[list[Any], float]:
+        """Return the result of each input or a `Problem`, and the seconds. Runs in a thread."""
+        outcomes: list[Any] = []
+        chosen.began = self._began = started = time.monotonic()
+        for _, group in groupby(items, lambda item: item[0].key):
+            outcomes += self._answers(model, list(group))
+        return outcomes, max(time.monotonic() - started, 1e-6)
 
     def _answers(self, model: Any, items: list[Item]) -> list[Any]:
         job = items[0][0]
-        self._phase = "a call", time.monotonic(), self._settings.hang_timeout
         try:
             return list(job.compute(model, [each for _, each in items]))
         except BaseException as error:
@@ -345,20 +367,27 @@ class Lane:
             if isinstance(error, IndexFileError):
                 self.hosted.error = error
             parts = [list(part) for _, part in groupby(items, lambda item: id(item[0]))]
-            if len(parts) == 1:
-                return [_failed(error, job)] * len(items)
+            if len(parts) == 1 or isinstance(error, _OF_ALL):
+                return [_failed(error, items)] * len(items)
             log.debug("a batch of %d jobs failed and is retried one by one: %r", len(parts), error)
-            return [outcome for part in parts for outcome in self._answers(model, part)]
+            return [outcome for part in parts for outcome in self._again(model, part)]
+
+    def _again(self, model: Any, items: list[Item]) -> list[Any]:
+        if items[0][0].answer.done():  # Its client has gone.
+            return [None] * len(items)
+        return self._answers(model, items)
 
 
 def _stopping() -> Problem:
     return overloaded(1, "the service is stopping", status=503)
 
 
-def _failed(error: BaseException, job: Job) -> Problem:
+def _failed(error: BaseException, items: list[Item]) -> Problem:
+    """Log why a batch has failed: one line for an error that says what to do."""
     if not isinstance(error, Problem):
-        extra = {"request_id": job.request_id}
-        log.error("a request failed: %r", error, exc_info=error, extra=extra)
+        jobs = dict.fromkeys(job for job, _ in items)
+        what = f"{len(jobs)} requests failed" if len(jobs) > 1 else "a request failed"
+        log_error(what, error, request_id=next(iter(jobs)).request_id)
     return problem_of(error)
 
 

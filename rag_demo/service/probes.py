@@ -53,16 +53,16 @@ async def exposition() -> Response:
 @router.get("/info", dependencies=_TOKEN)
 async def info(service: Running) -> dict[str, Any]:
     """Describe the model and the limits, as text-embeddings-inference does."""
-    engine, settings = service.engine, service.settings
+    engine, settings, limits = service.engine, service.settings, service.limits
     return service.state(
         model_id=engine.model_name,
         model_dtype=engine.dtype,
         model_type={"embedding": {"pooling": "model"}},
         dimension=engine.model.dimension,
         max_input_length=engine.model.max_tokens,
-        max_concurrent_requests=settings.max_connections,
+        max_concurrent_requests=limits.max_connections,
         max_batch_tokens=settings.batch_tokens,
-        max_client_batch_size=settings.max_texts,
+        max_client_batch_size=limits.max_texts,
         auto_truncate=True,
         tokenization_workers=1,
         reranker=Path(settings.reranker).name if settings.reranker else None,
@@ -79,7 +79,7 @@ async def models(service: Running) -> dict[str, Any]:
     return {"models": found}
 
 
-@router.post("/admin/models/{name:path}/unload", dependencies=_TOKEN)
+@router.post("/admin/models/{name:any}/unload", dependencies=_TOKEN)
 async def unload(service: Running, name: str) -> dict[str, Any]:
     """Unload a model or the index; the next request loads it again."""
     return await service.unload(name)

@@ -185,7 +185,7 @@ def respond(request: Request, content: Any, *, truncated: int = 0) -> JSONRespon
     if truncated:
         headers["x-truncated-texts"] = str(truncated)
     response = JSONResponse(content, headers=headers)
-    most = service.settings.max_response_bytes
+    most = service.limits.max_response_bytes
     if len(response.body) > most:
         raise Problem(413, f"the response has more than {most:,} bytes; request less")
     request.scope["take_bytes"](len(response.body))

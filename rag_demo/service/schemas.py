@@ -170,9 +170,9 @@ class RerankRequest(_Strict):
 
 
 class NewDocument(_Own):
-    """A document to add; it replaces a document with the same id."""
+    """A document to add; it replaces one with the same id. The index chooses missing ids."""
 
-    id: Annotated[Text, Field(max_length=512)]
+    id: Annotated[Text, Field(max_length=512)] | None = None
     text: Text
     metadata: dict[str, Any] = Field(default_factory=dict)
 

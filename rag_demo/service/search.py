@@ -25,16 +25,16 @@ _RERANKED = 5  # times as many results are reranked as are wanted
 @router.post("/search")
 async def search(request: Request, service: Running, body: SearchRequest) -> Response:
     """Find the documents nearest to a query, or to each of several queries."""
-    settings = service.settings
+    limits = service.limits
     queries = [body.query] if body.query is not None else body.queries or []
-    at_most(len(queries), settings.max_queries, "queries", "queries")
-    at_most(body.top_k, settings.max_top_k, "results of a query", "top_k")
+    at_most(len(queries), limits.max_queries, "queries", "queries")
+    at_most(body.top_k, limits.max_top_k, "results of a query", "top_k")
     results = len(queries) * min(body.top_k, max(service.engine.documents, 1))
-    at_most(results, settings.max_results, "results", "top_k")
+    at_most(results, limits.max_results, "results", "top_k")
     tokens = engine.estimate(queries)
-    at_most(max(tokens), settings.max_query_tokens, "tokens in a query", "queries")
+    at_most(max(tokens), limits.max_query_tokens, "tokens in a query", "queries")
     mode: str = body.mode or ("hybrid" if body.min_score is None else "dense")
-    most = settings.max_texts if body.rerank else 0
+    most = limits.max_texts if body.rerank else 0
     wanted = max(body.top_k, min(_RERANKED * body.top_k, most))
     deadline, truncated = service.deadline(), 0
     vectors: list[Any] = [None] * len(queries)
@@ -44,7 +44,7 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
         )
     options: Any = {"top_k": wanted, "min_score": body.min_score, "where": body.where, "mode": mode}
     inputs = list(zip(queries, vectors, strict=True))
-    job = Job(partial(engine.search, options), inputs, tokens)
+    job = Job(partial(service.engine.search, options), inputs, tokens)
     found: list[list[SearchResult]] = await service.lanes["index"].run(request, job, deadline)
     if body.rerank:
         for row, (query, its) in enumerate(zip(queries, found, strict=True)):
@@ -79,7 +79,7 @@ async def _ranked(
         raise Problem(404, "no reranker is configured; start the service with --reranker NAME")
     if not texts:
         return [], 0, 0
-    at_most(len(texts), service.settings.max_texts, "texts", "texts")
+    at_most(len(texts), service.limits.max_texts, "texts", "texts")
     logits, tokens, truncated = await service.run_counted(
         request, "reranker", partial(engine.rerank, query), texts, **options
     )

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from rag_demo.errors import IndexChangedError, PostgresError, RagDemoError, WriterBusyError
 from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, LoadModel, estimate
 from rag_demo.service.lane import Job, Lane
+from rag_demo.service.logs import log_error
 from rag_demo.service.responses import Problem, overloaded, public_reason
-from rag_demo.service.settings import Settings, read_tokens
+from rag_demo.service.settings import Limits, Settings, read_tokens
 from torch_utils import ModelInUseError
-from torch_utils.hosting.lease import run_in_thread
 
 log = logging.getLogger("rag_demo.service")
 _TICK_S = 0.5
 _LONGEST_PAUSE_S = 30.0  # between two loads that fail
+_LOOK_S = 10.0  # between looks for a new version; each search looks too
+_FRESH_S = 0.5  # A search waits so long for a new version, then it uses the old one.
 _CLOSING_S = 3.0
 _PAUSE_S = 0.2  # between two attempts to change the index
 _REPORTED = ("freed_bytes", "returned_bytes", "duration_s")  # Holders may be files of the server.
@@ -33,11 +36,11 @@ class Service:
 
     Args:
         settings: The service's settings.
+        limits: The service's limits.
         load: Loads the embedding model; None for the model that the settings or the index name.
 
     Attributes:
         draining: Whether the service is stopping.
-        has_ended: Whether `close` has left no thread of the service.
         failure: Why the first load failed, if only a person can repair that.
         on_failure: Called when ``failure`` is set.
 
@@ -45,21 +48,21 @@ class Service:
         RagDemoError: There is no index, or it is damaged.
     """
 
-    def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
-        self.settings, self.tokens = settings, read_tokens(settings)
-        self.draining = self.has_ended = False
+    def __init__(self, settings: Settings, limits: Limits, load: LoadModel | None = None) -> None:
+        self.settings, self.limits, self.tokens = settings, limits, read_tokens(settings)
+        self.draining = False
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.engine = Engine(settings, load)
-        self._changing = asyncio.Lock()
+        self.engine.refresh, self._stamp = self._refresh, self.engine.stamp()
+        self._loop, self._changing = asyncio.get_running_loop(), asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.lanes = {
             name: Lane(name, hosted, settings) for name, hosted in self.engine.hosted.items()
         }
         for lane in self.lanes.values():
             self.start(self._keep_loaded(lane))
-        if settings.reload_interval and not settings.writable:
-            self.start(self._watch())
+        self.start(self._watch())
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in the background, at most until `close`."""
@@ -68,20 +71,25 @@ class Service:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def close(self) -> None:
-        """Finish the queues, then close the engine; do not wait for a call that hangs."""
+    def begin_to_stop(self) -> None:
+        """Stop being ready, and refuse what would wait for a load."""
         self.draining = True
+        for lane in self.lanes.values():
+            lane.stop_loading()
+
+    async def close(self) -> None:
+        """Finish the queues; do not wait for a call that hangs. The hosts are closed afterwards."""
+        self.begin_to_stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        have_ended = await asyncio.gather(*(lane.close() for lane in self.lanes.values()))
-        self.has_ended = all(have_ended)
-        try:
-            await run_in_thread(partial(self.engine.close, _CLOSING_S if self.has_ended else 0.0))
-        except ModelInUseError as error:
-            log.error("a call or a load has not ended in time: %s", error)
-        else:
-            log.info("stopped: the models and the index are closed")
+        await asyncio.gather(*(lane.close() for lane in self.lanes.values()))
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a load or a call still runs."""
+        found = [hosted.host.status() for hosted in self.engine.hosted.values()]
+        return any(each.leases or each.state == "loading" for each in found)
 
     def deadline(self) -> float:
         """Return when the answer to a request that arrives now is due, by the loop's clock."""
@@ -147,7 +155,7 @@ class Service:
                 return f"the {name} is being loaded"
         if self.engine.databases:
             try:
-                self.engine.set_state(*await run_in_thread(self.engine.look))
+                self.engine.set_state(*await self.engine.index.call(lambda _: self.engine.look()))
             except RagDemoError as error:
                 log.warning("not ready: %s", error)
                 return public_reason(error)
@@ -159,7 +167,7 @@ class Service:
         while True:
             if hosted.error is not None or not hosted.has_loaded:
                 try:
-                    await lane.call(lane.load)
+                    await lane.load()
                     log.info("loaded %s", hosted.host.name)
                     pause_s = _TICK_S
                 except Exception as error:  # After any error the next attempt may succeed.
@@ -169,19 +177,41 @@ class Service:
                         self.on_failure()
                         return
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                    log.error("cannot load, next attempt in %.0f s: %s", pause_s, error)
+                    log_error(f"cannot load, next attempt in {pause_s:.0f} s", error)
             await asyncio.sleep(pause_s)
 
     async def _watch(self) -> None:
-        """Reload when another process has written a new version of the index."""
+        """Read the files of tokens again, and look for a new version when no search does."""
         while True:
-            await asyncio.sleep(self.settings.reload_interval)
+            await asyncio.sleep(_LOOK_S)
             try:
-                _, version = await run_in_thread(self.engine.look)
-                if version != self.engine.version:
-                    await self.reload()
-            except Exception as error:  # The old version stays in use, whatever the error is.
-                log.error("no new version can be opened: %r", error)
+                self.tokens = read_tokens(self.settings)
+            except RagDemoError as error:
+                log.error("the old tokens stay in use: %s", error)
+            if self.engine.index.host.state == "loaded":
+                await self._open_new()
+
+    def _refresh(self) -> None:
+        """Open a new version of the index that another process has written. Runs in a thread.
+
+        A version that cannot be opened is tried again later.
+        """
+        stamp = self.engine.stamp()
+        if stamp != self._stamp and not self.draining:
+            self._stamp = stamp
+            opening = asyncio.run_coroutine_threadsafe(self._open_new(), self._loop)
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                opening.result(_FRESH_S)
+
+    async def _open_new(self) -> None:
+        try:
+            found = await self.engine.index.call(lambda _: self.engine.look())
+            if found[1] != self.engine.version:
+                await self.reload()
+        except Problem:
+            pass  # It is in the log.
+        except Exception as error:  # Whatever it is, the old version stays in use.
+            log_error("no new version can be opened", error)
 
     async def reload(self) -> None:
         """Open the index again. The old one answers until the new one is open.
@@ -191,22 +221,12 @@ class Service:
         """
         async with self._changing:
             try:
-                await run_in_thread(self.engine.reload)
-            except Exception as error:
-                # After any error of the new index the old one still works.
-                log.error("reload failed, the old index stays in use: %s", error, exc_info=error)
+                await self.engine.reload()
+            except Exception as error:  # After any error of the new index the old one still works.
+                log_error("reload failed, the old index stays in use", error)
                 reason = public_reason(error)
                 raise Problem(409, f"{reason}; the old index is still in use") from None
         log.info("reloaded: %d documents", self.engine.documents)
-
-    async def reload_on_signal(self) -> None:
-        """Read tokens again, and reload."""
-        try:
-            self.tokens = read_tokens(self.settings)
-        except RagDemoError as error:
-            log.error("the old tokens stay in use: %s", error)
-        with contextlib.suppress(Problem):  # It is in the log.
-            await self.reload()
 
     async def unload(self, name: str) -> dict[str, Any]:
         """Unload a model or the index between two batches.
@@ -223,8 +243,8 @@ class Service:
         try:
             if lane.failure or lane.is_loading:
                 raise ModelInUseError
-            report = await lane.call(lane.hosted.host.unload)
-        except ModelInUseError:
+            report = await asyncio.wait_for(lane.unload(), self.settings.timeout)
+        except (ModelInUseError, asyncio.TimeoutError):
             raise Problem(409, "the model is in use; try again") from None
         counts = {"still_held": len(report.still_held), "errors": len(report.errors)}
         return {**counts, **{field: getattr(report, field) for field in _REPORTED}}
@@ -255,21 +275,30 @@ class Service:
         async with self._changing:
             while True:
                 try:
-                    return await run_in_thread(partial(self.engine.change, change))
+                    return await self.engine.change(change)
                 except PostgresError:  # A transaction was rolled back.
                     raise
                 except (TypeError, ValueError) as error:  # The client's documents are invalid.
                     raise Problem(422, str(error)[:500], param="documents") from None
                 except Exception as error:  # From the disk, or another process is changing it.
                     # It must match its files again. Their content is checked by the next search.
-                    await run_in_thread(partial(self.engine.reload, check=False))
+                    await self.engine.reload(check=False)
                     if not isinstance(error, (IndexChangedError, WriterBusyError)):
-                        log.error("the index cannot be changed: %s", error, exc_info=error)
+                        log_error("the index cannot be changed", error)
                         detail = "the index cannot be changed; the service's log says why"
                         raise Problem(409, detail) from None
                 if asyncio.get_running_loop().time() > deadline - _PAUSE_S:
                     raise overloaded(5, "another process is changing the index", status=503)
                 await asyncio.sleep(_PAUSE_S)
+
+
+class _AnyConvertor(PathConvertor):
+    """Any characters; starlette's own convertor ends before a newline."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("any", _AnyConvertor())
 
 
 async def service_of(request: Request) -> Service:

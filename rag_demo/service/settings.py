@@ -6,6 +6,7 @@ import ipaddress
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
@@ -17,7 +18,7 @@ from rag_demo.errors import RagDemoError
 from rag_demo.places import as_place
 from torch_utils import ModelHost
 
-__all__ = ["Settings", "is_loopback", "read_tokens"]
+__all__ = ["Limits", "Settings", "is_loopback", "read_tokens"]
 
 
 def _duration(value: float | str) -> float | str:
@@ -25,17 +26,48 @@ def _duration(value: float | str) -> float | str:
     return value
 
 
-Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Several = Annotated[tuple[str, ...], NoDecode]
 Places = Annotated[Any, NoDecode, AfterValidator(lambda places: tuple(map(as_place, places)))]
 KeepAlive = Annotated[float | str, Field(union_mode="left_to_right"), AfterValidator(_duration)]
-Isolation = Literal["thread", "process"]
-Timeout = Annotated[float, Field(gt=0, le=86_400)]
 Files = Annotated[tuple[Path, ...], NoDecode]
 _TOKEN_CHARS = 16
 _LISTS = ("index", "token", "token_file", "admin_token", "admin_token_file")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits that operators need not change. Programs may, see `rag_demo.service.app.create_app`.
+
+    Attributes:
+        body_timeout_s: Time to send a body; for a stream, the time between two parts.
+        write_timeout_s: Linux cuts off a client that has not read for so long.
+        idle_timeout_s: Longer than the minute that proxies keep idle connections open.
+        max_connections: Requests at a time; more get 503. Probes do not count.
+        max_texts: OpenAI's limit.
+        max_queries: Queries in a request.
+        max_query_tokens: Tokens of a query to search.
+        max_top_k: Results of a query.
+        max_results: Results in a response.
+        max_body_bytes: 2,048 texts of 4 KB.
+        max_response_bytes: 2,048 vectors of 1,024 numbers in JSON take 40 MB.
+        buffer_bytes: Bytes of all bodies and responses that are in memory.
+    """
+
+    body_timeout_s: float = 15
+    write_timeout_s: float = 30
+    idle_timeout_s: float = 75
+    max_connections: int = 1_000
+    max_texts: int = 2_048
+    max_queries: int = 256
+    max_query_tokens: int = 2_048
+    max_top_k: int = 1_000
+    max_results: int = 10_000
+    max_body_bytes: int = 8 << 20
+    max_response_bytes: int = 64 << 20
+    buffer_bytes: int = 128 << 20
 
 
 def _option(default: Any, text: str, **more: Any) -> Any:
@@ -62,41 +94,23 @@ class Settings(BaseSettings):
     served_model_name: str | None = _option(None, "Name of the model in requests.")
     trust_remote_code: bool = _option(False, "Run code that comes with the models.")
     keep_alive: KeepAlive = _option(-1, "Time until an idle model is unloaded, as 10m; -1: never.")
-    load_timeout: Seconds = _option(600, "Seconds until a load counts as hung.")
-    hang_timeout: Seconds = _option(300, "Seconds until a call of a model counts as hung.")
-    isolation: Isolation = _option("thread", "Run each model in this process, or in its own.")
-    threads: Count | None = _option(None, "Threads of torch. [default: the CPU quota]")
+    isolation: Literal["thread", "process"] = _option(
+        "thread", "Run each model in this process, or in its own."
+    )
+    batch_tokens: Count = _option(16_384, "Tokens that are computed together.")
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: Port = _option(8000, "Port to listen on; 0 for a free port.")
-    reuse_port: bool = _option(False, "Let other processes listen on the same port.")
-    metrics_host: str = _option("127.0.0.1", "Address of --metrics-port.")
-    metrics_port: Port | None = _option(None, "Another port for metrics; no token.")
     token: Several = _option((), "Tokens of clients, separated by commas.", repr=False)
     token_file: Files = _option((), "File with a client's token in each line.")
     admin_token: Several = _option((), "Tokens for /admin and for changes.", repr=False)
     admin_token_file: Files = _option((), "File with an admin token in each line.")
     no_token: bool = _option(False, "Answer every client that reaches --host.")
-
     writable: bool = _option(False, "Let clients add and delete documents.")
-    reload_interval: Seconds = _option(10, "Seconds between looks for a new index; 0: never.")
 
-    timeout: Timeout = _option(60, "Seconds to answer a request, with its time in the queue.")
-    drain: Seconds = _option(0, "Seconds to accept requests after a signal to stop.")
-    grace: Seconds = _option(25, "Seconds to finish requests after --drain.")
-    body_timeout: Seconds = _option(15, "Seconds to send a body.")
-    write_timeout: Seconds = _option(30, "Seconds without reading until Linux cuts a client off.")
-    idle_timeout: Seconds = _option(75, "Seconds that an idle connection stays open.")
-    max_connections: Count = _option(1000, "Requests at a time; more get 503.")
-    batch_tokens: Count = _option(16_384, "Tokens that are computed together.")
-    max_texts: Count = _option(2_048, "Texts in a request.")
-    max_queries: Count = _option(256, "Queries in a request.")
-    max_query_tokens: Count = _option(2_048, "Tokens of a query to search.")
-    max_top_k: int = _option(1_000, "Results of a query; at least 5, the default.", ge=5)
-    max_results: Count = _option(10_000, "Results in a response.")
-    max_body_bytes: Count = _option(8 << 20, "Bytes of a body.")
-    max_response_bytes: Count = _option(64 << 20, "Bytes of a response.")
-    buffer_bytes: Count = _option(128 << 20, "Bytes of all bodies and responses.")
+    timeout: Seconds = _option(60, "Seconds to answer a request, with its time in the queue.")
+    hang_timeout: Seconds = _option(600, "Seconds until a load or a call counts as hung.")
+    grace: Seconds = _option(25, "Seconds to finish requests after a signal to stop.")
     log_format: Literal["text", "json"] = _option("text", "Format of the log.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _option("INFO", "Its level.")
 
@@ -118,15 +132,14 @@ class Settings(BaseSettings):
             return cls(**options)
         except ValidationError as error:
             found = error.errors(include_input=False)[0]
-            name = f"{option_name(str(found['loc'][0]))}: " if found["loc"] else ""
+            name = f"{_option_name(str(found['loc'][0]))}: " if found["loc"] else ""
             message = found["msg"].removeprefix("Value error, ")
             if found["type"] == "missing":
                 message = "name a folder or a postgresql:// URL; rag-demo index makes one"
             raise RagDemoError(f"{name}{message}") from None
 
 
-def option_name(field: str) -> str:
-    """Return the option of a field."""
+def _option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
@@ -143,7 +156,7 @@ def options() -> list[click.Option]:
         has_default = field.default not in (None, False, ()) and not field.is_required()
         text = f"{field.description}" + f" [default: {field.default}]" * has_default
         if name not in ("token", "admin_token"):
-            made.append(click.Option([option_name(name)], help=text, **kind))
+            made.append(click.Option([_option_name(name)], help=text, **kind))
     return made
 
 
@@ -197,8 +210,6 @@ def is_loopback(host: str | None) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
-        address = ipaddress.ip_address(name)
+        return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-    # A listener on :: reports 127.0.0.1 as ::ffff:127.0.0.1. Python 3.13 knows that as loopback.
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -1,6 +1,6 @@
 """The server as a program, with a small model that can fail and hang.
 
-    python service_program.py INDEX [faiss|torch [SETTING=VALUE...]]
+    python service_program.py INDEX [faiss|torch [SETTING=VALUE | LIMIT=VALUE...]]
 
 It prints its port. While there is a file BROKEN beside the index, the model cannot be loaded; while
 there is a file HANGING, a load never ends. The query "held up" is answered after a line on standard
@@ -92,6 +92,13 @@ class Service:
             assert self.process.poll() is None, self.output()
             time.sleep(0.01)
 
+    def is_busy(self) -> bool:
+        """Tell whether the model computes for the second time; it is warmed up once."""
+        counts = [
+            line for line in self.ask("/metrics")[1].splitlines() if "_batch_tokens_count" in line
+        ]
+        return any('"model"' in line and float(line.split()[-1]) >= 1 for line in counts)
+
     def search(self, query: str, **more: Any) -> tuple[int, str]:
         """Search by meaning, which needs the model."""
         return self.ask("/search", {"query": query, "mode": "dense", **more})
@@ -145,13 +152,15 @@ def main() -> int:
     from rag_demo.errors import ModelError
     from rag_demo.service.logs import configure_logging
     from rag_demo.service.server import bind, run_server
-    from rag_demo.service.settings import Settings
+    from rag_demo.service.settings import Limits, Settings
     from support.serving import Embedder
-    from torch_utils import exit_on_signals
+    from torch_utils import Resource, exit_on_signals
 
     index = Path(sys.argv[1])
     retriever: Any = sys.argv[2] if len(sys.argv) > 2 else "faiss"
     options: Any = dict(each.split("=") for each in sys.argv[3:])
+    names = [name for name in options if name not in Settings.model_fields]
+    limits = Limits(**{name: int(options.pop(name)) for name in names})
 
     def before(texts: list[str]) -> None:
         if "held up" in texts:
@@ -160,20 +169,37 @@ def main() -> int:
         if "hang" in texts:
             threading.Event().wait()
 
+    class Model(Embedder, Resource):
+        """Has a lock that its release waits for, as `rag_demo.EmbeddingModel`."""
+
+        def __init__(self) -> None:
+            super().__init__(before)
+            self.in_use = threading.RLock()
+
+        def embed_queries(self, texts: Any) -> Any:
+            with self.in_use:
+                return super().embed_queries(texts)
+
+        def _release(self) -> None:
+            with self.in_use:
+                pass
+
     def load() -> Embedder:
-        if Path(index.parent, "HANGING").exists():
-            threading.Event().wait()
         if Path(index.parent, "BROKEN").exists():
             raise ModelError(f"{index.parent} has no weights")
-        return Embedder(before)
+        model = Model()
+        if Path(index.parent, "HANGING").exists():
+            with model.in_use:
+                threading.Event().wait()
+        return model
 
     exit_on_signals()
     configure_logging("json", os.environ.get("LEVEL", "WARNING"))
     settings = Settings.read(**{"index": index, "retriever": retriever, "port": 0, **options})
-    listener = bind(settings)
+    listener = bind(settings, limits)
     print(listener.getsockname()[1], flush=True)
     try:
-        return 128 + run_server(settings, listener, load_model=load)
+        return 128 + run_server(settings, listener, limits=limits, load_model=load)
     except ModelError as error:
         sys.exit(f"could not start: {error}")  # One line, as the command prints it.
 

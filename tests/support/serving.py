@@ -23,10 +23,20 @@ for package in ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client", 
 import httpx  # noqa: E402
 
 from rag_demo import FaissRetriever  # noqa: E402
+from rag_demo.errors import PostgresError  # noqa: E402
 from rag_demo.service.app import create_app  # noqa: E402
-from rag_demo.service.settings import Settings, options, read_tokens  # noqa: E402
+from rag_demo.service.settings import Limits, Settings, options, read_tokens  # noqa: E402
 
-__all__ = ["TEXTS", "Embedder", "ask", "make_app", "make_index", "search", "serving"]
+__all__ = [
+    "TEXTS",
+    "Embedder",
+    "PostgresError",
+    "ask",
+    "make_app",
+    "make_index",
+    "search",
+    "serving",
+]
 
 TEXTS = [
     "memory is given back in place",
@@ -94,8 +104,11 @@ def settings_table() -> str:
 
 
 def make_app(index: Path, load_model: Callable[[], Any], **chosen: Any) -> Any:
+    """Create the application; options that are no settings are limits."""
+    names = [name for name in chosen if name not in Settings.model_fields]
+    limits = Limits(**{name: chosen.pop(name) for name in names})
     settings = Settings(index=index, retriever=chosen.pop("retriever", "faiss"), **chosen)
-    return create_app(settings, load_model=load_model)
+    return create_app(settings, limits=limits, load_model=load_model)
 
 
 @contextlib.asynccontextmanager

@@ -85,7 +85,7 @@ def test_two_replicas_share_one_index(
     ports = [free_port(), free_port()]
     front = free_port()
     given = {"--index": f"postgresql://{host}", "--host": "127.0.0.1",
-             "--drain": "0", **{name: str(tmp_path / name) for name in TOKENS}}  # fmt: skip
+             **{name: str(tmp_path / name) for name in TOKENS}}  # fmt: skip
     options = [
         f"{name}={given[name]}" if name in given else name
         for name in (each.partition("=")[0] for each in service["command"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import TEXTS, Embedder, make_index, serving
+from support.serving import TEXTS, Embedder, ask, make_index, serving
 from support.waiting import wait_for_async
 
 
@@ -55,6 +55,7 @@ def test_reload_fails_no_request(tmp_path: Path) -> None:
                     counts.append(len(answer.json()["results"]))
 
             clients = [asyncio.create_task(ask()) for _ in range(4)]
+            await wait_for_async(lambda: bool(counts))
             await asyncio.to_thread(make_index, folder, [*TEXTS, "and a new one"])
             report = await client.post("/admin/reload")
             after = len(counts)
@@ -88,27 +89,20 @@ def test_changed_model_is_refused(index: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "headers", "status"),
+    ("headers", "status"),
     [
-        ("127.0.0.1", {}, 200),
-        ("127.0.0.1", {"origin": "http://127.0.0.1:8000"}, 200),
-        ("127.0.0.1", {"origin": "http://evil.example"}, 403),
-        ("127.0.0.1", {"sec-fetch-site": "same-site"}, 403),
-        ("127.0.0.1", {"sec-fetch-site": "same-origin"}, 200),
-        ("127.0.0.1", {"x-forwarded-for": "203.0.113.5"}, 403),
-        ("127.0.0.1", {"via": "a"}, 403),
-        ("203.0.113.5", {}, 403),
-        ("::ffff:127.0.0.1", {}, 200),
-        ("::ffff:203.0.113.5", {}, 403),
+        ({}, 200),
+        ({"origin": "http://127.0.0.1:8000"}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"x-forwarded-for": "203.0.113.5"}, 403),
+        ({"via": "a"}, 403),
     ],
 )
-def test_only_local_clients_administer_without_token(
-    index: Path, client: str, headers: Any, status: int
+def test_only_local_programs_administer_without_token(
+    index: Path, headers: Any, status: int
 ) -> None:
     """Proxies and pages of other sites on the same machine are refused."""
-
-    async def main() -> int:
-        async with serving(index, client=client) as http:
-            return (await http.post("/admin/reload", headers=headers)).status_code
-
-    assert asyncio.run(main()) == status
+    (answer,) = ask(index, ("POST", "/admin/reload", {"headers": headers}))
+    assert answer.status_code == status

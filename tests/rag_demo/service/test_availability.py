@@ -73,7 +73,7 @@ def test_hung_load_fails_probes_and_ends_no_search_for_words(index: Path) -> Non
 
     async def main() -> list[int]:
         load = lambda: never.wait(600)  # noqa: E731
-        options: Any = {"load": load, "load_timeout": 3, "timeout": 30, "is_ready": False}
+        options: Any = {"load": load, "hang_timeout": 3, "timeout": 30, "is_ready": False}
         async with serving(index, **options) as client:
             statuses = []
             for path in ("/livez", "/readyz"):
@@ -130,7 +130,7 @@ def test_clients_token_does_not_administer_without_admin_token(index: Path) -> N
     ("options", "problem"),
     [
         ({}, "--index: name a folder"),
-        ({"index": "i", "max_top_k": 4}, "--max-top-k: .* or equal to 5"),
+        ({"index": "i", "hang_timeout": 0}, "--hang-timeout: .* greater than 0"),
     ],
 )
 def test_wrong_setting_names_its_option(options: dict[str, Any], problem: str) -> None:

@@ -18,7 +18,7 @@ from support.waiting import wait_for
 GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"
 SEARCH = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 CHUNKED = SEARCH + b"transfer-encoding: chunked\r\n\r\n"
-LIMITS = ["body_timeout=3", "max_body_bytes=100000", "write_timeout=3", "idle_timeout=3"]
+LIMITS = ["body_timeout_s=3", "max_body_bytes=100000", "write_timeout_s=3", "idle_timeout_s=3"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,8 @@ def test_host_that_is_not_a_host_reads_no_file(served: Service) -> None:
             answer = conversation(
                 served, request.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
             )
-            assert b" 400 " in answer.split(b"\r\n")[0], answer
+            refused = b" 421 " in answer.split(b"\r\n")[0]
+            assert refused or host.endswith(b".localhost"), answer
             assert b"root:" not in answer
 
 
@@ -87,7 +88,7 @@ def test_responses_that_nobody_reads_are_given_up(tmp_path: Path) -> None:
     index = make_index(tmp_path / "index", ["long " * 400_000])
     body = b'{"queries": ["' + b'", "'.join([b"long"] * 4) + b'"], "mode": "dense"}'
     head = SEARCH + b"content-length: %d\r\n\r\n" % len(body)
-    with service(index, "write_timeout=2", "buffer_bytes=20000000") as served:
+    with service(index, "write_timeout_s=2", "buffer_bytes=20000000") as served:
         lazy = []
         for _ in range(4):
             connection = socket.socket()

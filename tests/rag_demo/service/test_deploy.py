@@ -53,11 +53,11 @@ def test_kubernetes_names_existing_options_ports_and_probes(index: Path) -> None
     pod = kinds["Deployment"]["template"]
     (container,) = pod["spec"]["containers"]
     settings = options_of(container["args"])
-    seconds = settings.drain + settings.grace + CLOSING_S
+    seconds = container["lifecycle"]["preStop"]["sleep"]["seconds"] + settings.grace + CLOSING_S
     assert pod["spec"]["terminationGracePeriodSeconds"] >= seconds
     names = {each["name"] for each in container["ports"]}
     ports = [each["containerPort"] for each in container["ports"]]
-    assert ports == [settings.port, settings.metrics_port]
+    assert ports == [settings.port]
     for probe in ("livenessProbe", "readinessProbe"):
         get = container[probe]["httpGet"]
         assert get["port"] in names
@@ -80,11 +80,12 @@ def test_compose_names_existing_options() -> None:
     (compose,) = documents_of("compose.yaml")
     service = compose["services"]["rag-demo"]
     settings = options_of(service["command"])
-    seconds = settings.drain + settings.grace + CLOSING_S
+    seconds = settings.grace + CLOSING_S
     assert int(service["stop_grace_period"].rstrip("s")) >= seconds
     assert service["deploy"]["replicas"] > 1
     (job,) = documents_of("prometheus/prometheus.yaml")[0]["scrape_configs"]
-    assert job["dns_sd_configs"][0]["port"] == settings.metrics_port
+    assert job["dns_sd_configs"][0]["port"] == settings.port
+    assert job["authorization"]["credentials_file"].endswith("/token")
 
 
 def test_systemd_unit_starts_the_service(index: Path) -> None:
@@ -94,9 +95,9 @@ def test_systemd_unit_starts_the_service(index: Path) -> None:
     settings = read_settings(
         index=index, **{name.lower(): value for name, value in variables.items()}
     )
-    assert settings.reuse_port and settings.metrics_port == 9101
+    assert settings.port == 8001
     stop = int(re.findall(r"TimeoutStopSec=(\d+)", text)[0])
-    assert stop >= settings.drain + settings.grace + CLOSING_S
+    assert stop >= settings.grace + CLOSING_S
     options = re.findall(r" --([\w-]+)", re.findall(r"ExecStart=(.*)", text)[0])
     assert {each.replace("-", "_") for each in options} <= set(type(settings).model_fields)
     analyze = shutil.which("systemd-analyze")

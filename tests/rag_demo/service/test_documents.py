@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -106,11 +107,11 @@ def test_bulk_adds_lines_while_they_arrive(folder: Path) -> None:
     (refused,) = ask(folder, ("POST", "/documents/bulk", {"content": b"wrong"}), writable=True)
     assert refused.status_code == 422
     progress = [json.loads(line) for line in whole.text.splitlines()]
-    assert [each["added"] for each in progress] == [*range(32, 600, 32), 600, 600]
+    assert [each["added"] for each in progress] == [256, 512, 600, 600]
     assert progress[-1]["finished"] and progress[-1]["documents"] == len(TEXTS) + 600
     *_, error = map(json.loads, wrong.text.splitlines())
     assert error["status"] == 422 and error["error"].startswith("line 301, #/id")
-    assert error["added"] == 288
+    assert error["added"] == 256
     assert len(ids_in(folder)) == len(TEXTS) + 600
 
 
@@ -216,26 +217,97 @@ def test_change_waits_for_another_program_that_is_writing(folder: Path) -> None:
     assert "new" in ids_in(folder)
 
 
+@pytest.mark.parametrize("writable", [False, True])
+def test_search_sees_what_another_program_has_added(folder: Path, writable: bool) -> None:
+    """A service that may write watches as well."""
+
+    async def main() -> None:
+        async with serving(folder, writable=writable) as client:
+            await asyncio.to_thread(make_index, folder, [*TEXTS, "a giraffe"])
+            body = {"query": "a giraffe", "top_k": 1}
+            answer = await client.post("/search", json=body)
+            assert [each["text"] for each in answer.json()["results"]] == ["a giraffe"]
+            assert (await client.get("/documents/4")).json()["text"] == "a giraffe"
+            assert (await client.get("/readyz")).json()["documents"] == 5
+
+    asyncio.run(main())
+
+
 def test_service_follows_the_link_to_the_newest_snapshot(folder: Path, tmp_path: Path) -> None:
     """Earlier snapshots stay as they were."""
     snapshots = tmp_path / "snapshots"
     succeed("snapshot", folder, "--to", snapshots)
 
     async def main() -> None:
-        async with serving(snapshots / "latest", reload_interval=0.05) as client:
+        async with serving(snapshots / "latest") as client:
             assert (await client.get("/readyz")).json()["documents"] == len(TEXTS)
             await asyncio.to_thread(make_index, folder, [*TEXTS, "a new one"])
             succeed("snapshot", folder, "--to", snapshots)  # It sets signals: not in a thread.
-
-            async def is_new() -> bool:
-                answer = await client.get("/readyz")
-                return bool(answer.json()["documents"] == len(TEXTS) + 1)
-
-            await wait_for_async(is_new)
+            answer = await client.post("/search", json={"query": "a", "top_k": 9, "mode": "dense"})
+            assert len(answer.json()["results"]) == len(TEXTS) + 1
 
     asyncio.run(main())
     assert sorted(each.name for each in snapshots.iterdir()) == ["000001", "000002", "latest"]
     assert [len(ids_in(snapshots / name)) for name in ("000001", "000002")] == [4, 5]
+
+
+def test_ids_may_have_any_characters(folder: Path) -> None:
+    """A path with a newline at its end names another document than the one without."""
+    names = ["note", "note\n", "\nnote", "a\nb", "a/b", "a b", "x?y#z", "ä\r\n"]
+    paths = [f"/documents/{quote(name, safe='')}" for name in names]
+    added, *found = ask(
+        folder,
+        put(*({"id": name, "text": f"text {n}"} for n, name in enumerate(names))),
+        *(("GET", path, {}) for path in paths),
+        ("DELETE", paths[1], {}),
+        ("GET", paths[0], {}),
+        ("GET", paths[1], {}),
+        ("POST", "/admin/models/hashed%0A/unload", {}),
+        ("GET", "/v1/models/hashed%0A", {}),
+        writable=True,
+    )
+    assert added.status_code == 200
+    assert [each.json()["id"] for each in found[: len(names)]] == names
+    assert [each.status_code for each in found[len(names) :]] == [200, 200, 404, 404, 404]
+    assert ids_in(folder) == {"0", "1", "2", "3", *names} - {names[1]}
+
+
+def test_index_chooses_ids_of_new_documents(folder: Path) -> None:
+    mixed, added, bulk, replaced = ask(
+        folder,
+        put({"text": "without"}, {"id": "with", "text": "an id"}),
+        put({"text": "first"}, {"text": "second", "metadata": {"year": 1}}),
+        ("POST", "/documents/bulk", {"content": b'{"text": "third"}\n{"text": "fourth"}\n'}),
+        put({"id": "0", "text": "instead"}),
+        writable=True,
+    )
+    assert mixed.status_code == 422
+    first, *_ = map(json.loads, bulk.text.splitlines())
+    chosen = [*added.json()["ids"], *first["ids"]]
+    assert len(set(chosen)) == 4 and not set(chosen) & {"0", "1", "2", "3"}
+    assert replaced.json()["documents"] == len(TEXTS) + 4
+    assert ids_in(folder) == {"0", "1", "2", "3", *chosen}
+
+
+def test_documents_are_listed_page_by_page(folder: Path) -> None:
+    async def main() -> None:
+        async with serving(folder, writable=True) as client:
+            found: list[Any] = []
+            after: dict[str, Any] = {}
+            while True:
+                answer = await client.get("/documents", params={"limit": 3, **after})
+                found += answer.json()["documents"]
+                if (last := answer.json()["next"]) is None:
+                    break
+                after = {"after": last}
+            assert [each["id"] for each in found] == ["0", "1", "2", "3"]
+            assert [each["text"] for each in found] == TEXTS
+            assert found[1]["metadata"]["year"] == 2001
+            wrong = [{"limit": 0}, {"limit": 5000}, {"after": "unknown"}]
+            answers = [await client.get("/documents", params=each) for each in wrong]
+            assert [each.status_code for each in answers] == [422, 413, 404]
+
+    asyncio.run(main())
 
 
 def test_several_folders_are_searched_and_changed_as_one(folder: Path, tmp_path: Path) -> None:
@@ -268,7 +340,7 @@ def test_time_to_embed_a_part_of_a_stream_does_not_count_for_the_client(folder: 
             yield b'{"id": "%d", "text": "one word"}\n' % number
 
     async def main() -> Any:
-        async with serving(folder, load=Slow, writable=True, body_timeout=0.25) as client:
+        async with serving(folder, load=Slow, writable=True, body_timeout_s=0.25) as client:
             return await client.post("/documents/bulk", content=body())
 
     *_, last = map(json.loads, asyncio.run(main()).text.splitlines())
@@ -305,7 +377,7 @@ def test_bad_vector_of_the_model_is_an_error_everywhere(folder: Path, bad: float
             return vectors
 
     lines = "".join(
-        f'{{"id": "{n}", "text": "{"bad" if n == 40 else "fine"}"}}\n' for n in range(64)
+        f'{{"id": "{n}", "text": "{"bad" if n == 300 else "fine"}"}}\n' for n in range(400)
     )
     embedded, put_one, bulk = ask(
         folder,
@@ -317,4 +389,4 @@ def test_bad_vector_of_the_model_is_an_error_everywhere(folder: Path, bad: float
     )
     assert (embedded.status_code, put_one.status_code) == (503, 503)
     first, last = map(json.loads, bulk.text.splitlines())
-    assert (first["added"], last["status"], last["added"]) == (32, 503, 32)
+    assert (first["added"], last["status"], last["added"]) == (256, 503, 256)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +58,15 @@ logger = logging.getLogger("rag_demo")
 logger.addHandler(logging.StreamHandler())  # as the commands do for warnings
 configure_logging("json", "INFO")
 logger.warning("the index is damaged")
-for _ in range(1000):
-    logging.getLogger("asyncio").error("socket.accept() out of system resource")
+logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
 """
 
 
-def test_log_has_one_writer_and_no_flood() -> None:
-    """Another handler would wait for a blocked stderr, and write lines that are not JSON."""
+def test_log_has_one_writer_of_json() -> None:
+    """Clients can cause warnings of uvicorn, which are left out."""
     done = subprocess.run([sys.executable, "-c", _LOGGING], capture_output=True, text=True)
-    first, *others = map(json.loads, done.stderr.splitlines())
-    assert first["message"] == "the index is damaged"
-    assert 1 <= len(others) < 100
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert (line["message"], line["level"]) == ("the index is damaged", "WARNING")
 
 
 @pytest.mark.parametrize("retriever", ["faiss", "torch"])
@@ -108,35 +104,3 @@ def test_missing_or_damaged_index_is_found_again(tmp_path: Path, retriever: str)
         assert status_of("/search", search) == 200
         assert started.stop() == 143
     assert not [text for text in texts if str(tmp_path) in text]
-
-
-@pytest.fixture
-def full_pipe() -> Iterator[tuple[int, int]]:
-    """Return both ends of a pipe that is full."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    try:
-        while True:
-            os.write(writer, b"." * 512)
-    except BlockingIOError:
-        os.set_blocking(writer, True)
-    yield reader, writer
-    os.close(reader)
-    os.close(writer)
-
-
-def test_blocked_log_delays_neither_requests_nor_the_exit(
-    index: Path, full_pipe: tuple[int, int]
-) -> None:
-    _, writer = full_pipe
-    environment = {**os.environ, "LEVEL": "INFO"}
-    with service(index, stderr=writer, env=environment) as served:
-        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
-        headers = {"content-type": "application/json"}
-        for _ in range(QUEUED_LINES + 100):
-            connection.request("POST", "/search", b"{}", headers)
-            answer = connection.getresponse()
-            assert answer.status == 422, answer.read()
-            answer.read()
-        connection.close()
-        assert served.stop() == 143

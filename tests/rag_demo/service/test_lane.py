@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import TEXTS, Embedder, serving, waiting_tokens
+from support.serving import TEXTS, Embedder, PostgresError, serving, waiting_tokens
 from support.waiting import wait_for_async
 
 CLIENTS = 20
@@ -174,13 +174,34 @@ def test_queries_go_before_bulk(index: Path) -> None:
     assert max(sizes) < 100  # A batch by the measured rate, whatever --batch-tokens allows.
 
 
+def test_bulk_reaches_the_model_in_whole_batches(index: Path) -> None:
+    """The model says how many tokens keep its device busy; here they take half a second."""
+    sizes: list[int] = []
+
+    class Recording(Embedder):
+        batch_tokens = 5_000
+
+        def embed_documents(self, texts: Any) -> Any:
+            sizes.append(sum(2 + len(text) // 3 for text in texts))
+            time.sleep(0.01 * len(texts))
+            return super().embed_documents(texts)
+
+    async def main() -> None:
+        async with serving(index, load=Recording) as client:
+            for count in (20, 300):  # The first call measures the rate.
+                answer = await client.post("/embed", json={"inputs": ["word " * 60] * count})
+                assert answer.status_code == 200, answer.text
+
+    asyncio.run(main())
+    assert sum(size for size in sizes if size > 4_800) > 0.8 * sum(sizes), sizes
+
+
 def test_slow_model_stays_alive_while_it_makes_progress(index: Path) -> None:
-    """It takes 0.2 s for a text, and a call counts as hung after 1 s."""
+    """It takes 0.2 s for a text, and a call counts as hung after 3 s."""
 
     async def main() -> list[int]:
-        model = Slow(0.2)
-        async with serving(index, load=lambda: model, hang_timeout=1.0) as client:
-            bulk = asyncio.create_task(client.post("/embed", json={"inputs": ["a " * 150] * 20}))
+        async with serving(index, load=lambda: Slow(0.2), hang_timeout=3.0) as client:
+            bulk = asyncio.create_task(client.post("/embed", json={"inputs": ["a " * 150] * 30}))
             alive = []
             while not bulk.done():
                 alive.append((await client.get("/livez")).status_code)
@@ -190,6 +211,93 @@ def test_slow_model_stays_alive_while_it_makes_progress(index: Path) -> None:
     statuses = asyncio.run(main())
     assert set(statuses) == {200}
     assert len(statuses) > 20
+
+
+def test_slow_texts_after_fast_ones_are_refused_before_they_are_late(index: Path) -> None:
+    """A rate that was measured with fast texts is wrong for at most one batch."""
+
+    def slow_ones(texts: list[str]) -> None:
+        time.sleep(0.004 * sum(text.startswith("slow") for text in texts))
+
+    async def main() -> Counter[int]:
+        async with serving(index, Embedder(slow_ones), timeout=12.0) as client:
+            for _ in range(5):
+                fast = {"queries": ["fast " * 20] * 256, "mode": "dense"}
+                assert (await client.post("/search", json=fast)).status_code == 200
+            body = {"queries": [f"slow {n}" for n in range(256)], "mode": "dense", "top_k": 1}
+            tasks = [client.post("/search", json=body) for _ in range(24)]
+            return Counter(each.status_code for each in await asyncio.gather(*tasks))
+
+    statuses = asyncio.run(main())
+    assert set(statuses) == {200, 429}, statuses
+    assert min(statuses.values()) >= 4, statuses
+
+
+def test_unreachable_database_fails_a_whole_batch(
+    index: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked once for each batch, and the log has one line for it, without a traceback."""
+    gate = Gate()
+    calls: list[int] = []
+
+    def unreachable(texts: list[str]) -> None:
+        gate(texts)
+        if "first" not in texts:
+            calls.append(len(texts))
+            raise PostgresError("the database cannot answer now; try again")
+
+    async def main() -> list[Any]:
+        async with serving(index, Embedder(unreachable)) as client:
+            first = asyncio.create_task(post(client, "first"))
+            await wait_for_async(gate.entered.is_set)
+            tasks = [asyncio.create_task(post(client, f"query {n}")) for n in range(8)]
+            await wait_for_texts(client, *(f"query {n}" for n in range(8)))
+            gate.open.set()
+            await first
+            return await asyncio.gather(*tasks)
+
+    with caplog.at_level("ERROR", "rag_demo.service"):
+        answers = asyncio.run(main())
+    assert [each.status_code for each in answers] == [503] * 8
+    assert all("retry-after" in each.headers for each in answers)
+    assert sum(calls) == 8  # Not again one by one.
+    assert [record.exc_info for record in caplog.records] == [None] * len(calls)
+
+
+def test_failed_batch_is_not_tried_again_for_clients_that_have_gone(index: Path) -> None:
+    gate = Gate()
+    tried: list[list[str]] = []
+    are_late = threading.Event()
+
+    def poisoned(texts: list[str]) -> None:
+        gate(texts)
+        if "poison" in texts:
+            tried.append(texts)
+            assert are_late.wait(60)
+            raise RuntimeError("poisoned")
+        tried.append(texts)
+
+    async def main() -> None:
+        async with serving(index, Embedder(poisoned), timeout=2.0) as client:
+            # So many tokens that the measured rate lets the next batch be large.
+            body = {"queries": ["first", *["filler " * 9] * 10], "mode": "dense"}
+            first = asyncio.create_task(client.post("/search", json=body))
+            await wait_for_async(gate.entered.is_set)
+            tasks = [asyncio.create_task(post(client, each)) for each in ("a", "poison", "b")]
+            await wait_for_texts(client, "a", "poison", "b")
+            gate.open.set()
+            await first
+            assert {each.status_code for each in await asyncio.gather(*tasks)} == {504}
+            are_late.set()
+
+            async def answers() -> bool:
+                return bool((await post(client, "after")).status_code == 200)
+
+            await wait_for_async(answers)
+
+    asyncio.run(main())
+    assert tried[-1] == ["after"]
+    assert ["a"] not in tried and ["b"] not in tried
 
 
 class Panic(BaseException):
@@ -221,7 +329,7 @@ def test_failing_request_does_not_fail_its_batch(index: Path, kind: type[BaseExc
     assert "secret" not in answers[2].text
 
 
-def test_request_past_deadline_gets_503(index: Path) -> None:
+def test_request_behind_a_call_that_takes_too_long_is_refused(index: Path) -> None:
     """The model does not get its query."""
 
     async def main() -> tuple[Any, list[list[str]]]:
@@ -237,7 +345,7 @@ def test_request_past_deadline_gets_503(index: Path) -> None:
             return late, embedder.calls
 
     late, calls = asyncio.run(main())
-    assert late.status_code == 503
+    assert late.status_code == 429
     assert "retry-after" in late.headers
     assert ["after"] in calls
     assert ["late"] not in calls
