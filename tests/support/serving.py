@@ -104,7 +104,7 @@ def settings_table() -> str:
 
 
 def make_app(index: Path, load_model: Callable[[], Any], **chosen: Any) -> Any:
-    """Create the application; options that are no settings are limits."""
+    """Create the application; options that `Settings` does not have are limits."""
     names = [name for name in chosen if name not in Settings.model_fields]
     limits = Limits(**{name: chosen.pop(name) for name in names})
     settings = Settings(index=index, retriever=chosen.pop("retriever", "faiss"), **chosen)
