@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,8 +35,8 @@ def test_foreign_host_names_are_refused_on_loopback(index: Path) -> None:
 
 
 def test_administration_on_another_host_needs_a_token(index: Path) -> None:
-    admin, info = ("GET", "/admin/models", {}), ("GET", "/info", {})
-    answers = ask(index, admin, info, host="0.0.0.0", no_token=True)
+    requests: list[Any] = [("GET", path, {}) for path in ("/admin/models", "/info")]
+    answers = ask(index, *requests, host="0.0.0.0", no_token=True)
     assert [answer.status_code for answer in answers] == [403, 200]
 
 
