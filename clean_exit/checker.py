@@ -200,6 +200,9 @@ def _findings(outcome: Outcome, run: Run, resource_warnings: bool, children: str
         evidence = record.crash_stacks or "\n".join(run.text.fatal)
         summary = f"killed by {signal_name(-outcome.returncode)}"
         found.append(Finding("crash", summary, evidence, record.phase, outcome.pid))
+    if record.unfinished_sessions > 0 and outcome.returncode >= 0 and not outcome.timed_out:
+        summary = "a test ended the interpreter, so later tests and fixtures did not run"
+        found.append(Finding("unfinished-tests", summary, pid=record.pid))
     if (outcome.shutdown_s or 0) > outcome.limits.max_shutdown_s and not outcome.timed_out:
         found.append(_slow(outcome))
     # By now the resource tracker has removed the blocks that it knew.
@@ -214,8 +217,9 @@ def _findings(outcome: Outcome, run: Run, resource_warnings: bool, children: str
 def _is_recorded(message: Message, errors: Counter[str], ids: Counter[str]) -> bool:
     """Whether the record has the event of a message; each entry matches one message."""
     name, found = message.error.rpartition(".")[2], message.finding.id
-    counts, key = (ids, found) if found in _COUNTED else (errors, name)
-    if not key or counts[key] <= 0:
+    # The summary of what asyncio has logged; no error has the text of another message as its name.
+    counts, key = (ids, found) if found in _COUNTED else (errors, name or message.finding.summary)
+    if counts[key] <= 0:
         return False
     counts[key] -= 1
     return True

@@ -10,6 +10,8 @@ FINDINGS = {
     "atexit-error": "an atexit callback failed",
     "finalizer-error": "a finalizer failed",
     "thread-error": "an exception ended a thread",
+    "logging-error": "a log message could not be written at exit",
+    "unfinished-tests": "the program ended before its pytest session did",
     "crash": "a signal ended the program",
     "hang": "the program did not end",
     "slow-shutdown": "the program took too long to end",

@@ -55,6 +55,25 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.unregister(plugin)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Tell a surrounding check that a session begins: a test may end the interpreter."""
+    _record_session(session, 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell a surrounding check that the session ends."""
+    _record_session(session, -1)
+
+
+def _record_session(session: pytest.Session, change: int) -> None:
+    probe = sys.modules.get("clean_exit_probe")
+    # pytest-xdist ends its workers itself.
+    if probe is not None and not hasattr(session.config, "workerinput"):
+        probe.record("session", change)
+
+
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
@@ -119,7 +138,7 @@ def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
                 **options,
             )
         outcome, message = _outcome(results)
-    if outcome != "failed" and not report.clean:
+    if outcome not in ("failed", "ended") and not report.clean:
         text = f"the interpreter of this test did not exit cleanly\n{report}"
         pytest.fail(text + _output(report), pytrace=False)
     if outcome == "pytest.skip":

@@ -22,6 +22,11 @@ _MAX_BYTES = 32 << 20
 _MAX_LINE = 64 * 1024
 _FATAL = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
 _SLOW = re.compile(r"^Timeout \([\d:.]+\)!\n(?P<stacks>.*?)(?=^Fatal|\Z)", re.MULTILINE | re.DOTALL)
+# The object at the end of "Exception ignored ...", where Python 3.14 shows it.
+_SHOWN = re.compile(
+    r" <(?:(?:function|built-in function|bound method|class|generator object|coroutine object"
+    r"|async_generator object) '?(?P<name>[\w.<>]+?)(?: at 0x| of |'?>)|(?P<type>[\w.]+) object)"
+)
 # The errors that an entry of another shape, or with huge numbers, can cause.
 _INVALID = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)
 
@@ -40,6 +45,7 @@ class Record:
         errors: The number of errors of each type, to recognise their messages on stderr.
         shared_memory: The names of the shared memory blocks that were created and not removed.
         joined_s: The time in which multiprocessing's atexit callback waited for processes.
+        unfinished_sessions: The number of pytest sessions that have begun and not ended.
         slow_stacks: The stacks of the program when its shutdown became slow.
         crash_stacks: The stacks that faulthandler wrote when the program crashed.
     """
@@ -51,6 +57,7 @@ class Record:
     errors: Counter[str] = field(default_factory=Counter)
     shared_memory: set[str] = field(default_factory=set)
     joined_s: float = 0.0
+    unfinished_sessions: int = 0
     slow_stacks: str = ""
     crash_stacks: str = ""
 
@@ -132,11 +139,24 @@ class _Reader:
         if kind == "start":
             self._commands[entry.pid] = str(fields[0])
             if is_program:  # The process may become another Python program by exec.
-                record.atexit_s, record.joined_s = None, 0.0
+                record.atexit_s, record.joined_s, record.unfinished_sessions = None, 0.0, 0
         elif kind in ("unraisable", "thread"):
             *context, name, message, places = fields
             record.findings.append(self._error(entry, kind, context, name, message, places))
             record.errors[name.rpartition(".")[2]] += 1
+        elif kind == "logging":
+            logger, name, message, places = fields
+            error = f"{name}: {message}" if message else name
+            summary = f"{_first_line(error)}; a message of the logger {logger!r} was lost"
+            evidence = _format_places(places) + error
+            record.findings.append(self._finding("logging-error", summary, evidence, entry))
+        elif kind == "logged":
+            message, error = map(str, fields)
+            summary, evidence = _first_line(message), f"{message}\n{error}".strip()
+            record.findings.append(self._finding("unraisable", summary, evidence, entry))
+            record.errors[summary] += 1
+        elif kind == "session" and is_program:
+            record.unfinished_sessions += int(fields[0])
         elif kind == "process-group":
             summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
             record.findings.append(self._finding("process-group-not-destroyed", summary, "", entry))
@@ -199,22 +219,32 @@ class _Reader:
             found, where = "thread-error", f"thread {context[0]!r}" if context else ""
         else:
             event, what = context or ("", "")
-            # Without an object, what Python did: "flushing sys.stdout".
-            where = _object_name(what) or event.partition("Exception ignored on ")[2].strip(" :")
+            where = _object_name(what) or _shown_name(event)
             in_finalizer = any(Path(place[0]).name == "weakref.py" for place in places)
             found = "unraisable"
             if "atexit callback" in event:
                 found = "atexit-error"
-                where = where or event.partition("atexit callback")[2].strip(" :")
             elif "thread started by" in event:
                 found = "thread-error"
             elif name == "ResourceWarning":
                 found = "resource-warning"
             elif in_finalizer or what.startswith("weakref."):
                 found = "finalizer-error"
-        first = (error.splitlines() or [""])[0]
+        first = _first_line(error)
         summary = f"{first} in {where}" if where else first
         return self._finding(found, summary, _format_places(places) + error, entry)
+
+
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0]
+
+
+def _shown_name(event: str) -> str:
+    """Return the usual name of the object in a message; without an object, what Python did."""
+    if match := _SHOWN.search(event):
+        return f"{match['name']}()" if match["name"] else f"a {match['type']}"
+    # Such as "flushing sys.stdout".
+    return re.split("Exception ignored (?:on|while) |Exception ignored in", event)[-1].strip(" :")
 
 
 def _object_name(what: str) -> str:

@@ -23,7 +23,10 @@ _BETWEEN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_ASYNCIO_OBJECT = re.compile(r"^(task|future|asyncgen): <\w")
+# The second line of what an event loop logs: a task, or what aiohttp has not closed.
+_ASYNCIO_OBJECT = re.compile(
+    r"^(?:(?:task|future|asyncgen|client_session): <\w|client_connection: \w|connect(?:ions|or): )"
+)
 _FATAL = re.compile(
     r"^(?:terminate called (?:after throwing an instance of '.+'|without an active exception"
     r"|recursively)$"
@@ -49,6 +52,7 @@ _FIRST_LINES = [
             "unraisable",
             r"(?:.*\W)?(?P<asyncio>Task was destroyed but it is pending!"
             r"|(?:Task|Future|_GatheringFuture) exception was never retrieved"
+            r"|Unclosed (?:client session|connection|connector)"
             r"|unhandled exception during asyncio\.run\(\) shutdown"
             r"|an error occurred during closing of asynchronous generator <.*>)$",
         ),
@@ -78,17 +82,25 @@ _SINGLE_LINES = {
     "resource-warning": re.compile(r"^\S.*:\d+: ResourceWarning: .*$"),
 }
 # Tracebacks without a first line; the first frame tells them from one that the program prints.
-_BARE_TRACEBACKS = {
-    "finalizer-error": ('weakref.py"', "in _exitfunc"),
-    "thread-error": ('multiprocessing/queues.py"', "in _feed"),
-}
+_BARE_TRACEBACKS = (
+    ("finalizer-error", 'weakref.py"', "in _exitfunc"),
+    ("finalizer-error", 'multiprocessing/util.py"', "in _run_finalizers"),
+    ("thread-error", 'multiprocessing/queues.py"', "in _feed"),
+)
 # Colours, and the worker that torchrun --tee and similar launchers print before each line.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"\[[^\[\]\s]{1,64}\]: ?")
 # A chunk without any of these has no message, and its lines are not looked at.
 _WORDS = (
     *(b"Exception ", b"Traceback (", b"Error in atexit.", b"Fatal Python", b"ProcessGroup"),
-    *(b"CudaIPC", b"resource_tracker:", b"ResourceWarning:", b"Task ", b" never retrieved"),
+    *(
+        b"CudaIPC",
+        b"resource_tracker:",
+        b"ResourceWarning:",
+        b"Task ",
+        b"Unclosed ",
+        b" never retrieved",
+    ),
     *(b"asyncio.run()", b"asynchronous generator", b"Assertion `", b": line ", b"terminate called"),
     *(b"free()", b"lloc()", b"munmap_", b"double free", b"corrupted size", b"stack smashing"),
     *(b"Segmentation fault", b"Bus error", b"Illegal instr", b"Floating point", b"Aborted"),
@@ -233,7 +245,7 @@ class StderrText:
                 self._add(Finding("unraisable", message.lines[0], text))
         elif match := _ERROR.match(message.error):
             found = message.id
-            for one, (file, function) in _BARE_TRACEBACKS.items() if not found else ():
+            for one, file, function in _BARE_TRACEBACKS if not found else ():
                 if any(file in line and line.endswith(function) for line in message.lines[1:2]):
                     found = one
             if found:

@@ -17,6 +17,9 @@ _LISTED = 20  # errors of one type that are recorded
 _FRAMES = 30  # recorded entries of a traceback
 _CHARACTERS = 2000  # recorded characters of a message
 _COMMAND = 300  # and of the command line
+# Python's own packages log the errors that they cannot raise.
+_LOGGERS = ("asyncio", "concurrent.futures")
+_ERROR_LEVEL = 40
 _NAMED = ("function", "builtin_function_or_method", "method", "type", "generator", "coroutine")
 
 
@@ -26,7 +29,7 @@ def install(events, max_shutdown_s):
     import time
 
     state = {"phase": "main", "audited": False, "forked": False}
-    record = _make_record(events, state, time.monotonic)
+    record = globals()["record"] = _make_record(events, state, time.monotonic)
     record("start", " ".join(getattr(sys, "orig_argv", ()))[:_COMMAND])
     open_own_stacks, arm, disarm = _offer_stacks(os.path.dirname(events), max_shutdown_s)
     note, forget = _make_note(record, state)
@@ -268,12 +271,46 @@ def _watch_threads(record, note, state, hook, begin_atexit):
             _listen(note, state)
         if state["forked"]:  # multiprocessing may end it by os._exit, without atexit.
             _record_group(record, state)
+        _watch_logs(record, note)
         try:
             return join()
         finally:
             begin_atexit()
 
     threading._shutdown = _shutdown
+
+
+def _watch_logs(record, note):
+    """Record messages that logging cannot write, and errors that Python itself only logs."""
+    logging = sys.modules.get("logging")
+    if logging is None:
+        return
+    usual = logging.Handler.handleError
+
+    def handle_error(self, entry, _sys=sys, _failure=BaseException):
+        try:
+            error = _sys.exc_info()[1]
+            # Else it prints nothing.
+            if logging.raiseExceptions and _sys.stderr and error is not None:
+                note("logging", (entry.name,), error, error.__traceback__)
+        except _failure:
+            pass
+        return usual(self, entry)
+
+    def note_logged(entry, _level=_ERROR_LEVEL, _most=_CHARACTERS, _failure=BaseException):
+        try:
+            if entry.levelno >= _level:
+                error = entry.exc_info and entry.exc_info[1]
+                record("logged", entry.getMessage()[:_most], repr(error)[:_most] if error else "")
+        except _failure:
+            pass
+        return True
+
+    logging.Handler.handleError = handle_error
+    for name in _LOGGERS:
+        logger = logging.root.manager.loggerDict.get(name)
+        if hasattr(logger, "addFilter"):  # A filter leaves no frame on the stack of the handlers.
+            logger.addFilter(note_logged)
 
 
 def _leave_out_joins(record, arm, disarm, monotonic):

@@ -176,6 +176,36 @@ def test_suite_below_the_command_counts_the_same_errors(outer: pytest.Pytester) 
     assert done.returncode == 0
 
 
+UNFINISHED = """
+import os
+def test_first(): pass
+def test_second(): ENDS
+def test_third(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "more", "code"),
+    [
+        ("os._exit(0)", "", 120),
+        ("os.execlp('true', 'true')", "", 120),
+        ("os._exit(3)", "", 3),
+        ("os.fork() or os._exit(0)", "", 0),
+        ("pass", "import os\ndef pytest_unconfigure(): os._exit(0)", 0),
+        ("pass", "import pytest\ndef pytest_sessionstart(): pytest.exit('no', 0)", 0),
+    ],
+)
+def test_session_that_a_test_ends_counts(
+    outer: pytest.Pytester, ends: str, more: str, code: int
+) -> None:
+    outer.makeconftest(more)
+    path = outer.makepyfile(UNFINISHED.replace("ENDS", ends))
+    command = [*CHECKER, "--", sys.executable, "-m", "pytest", *LIGHT, str(path)]
+    done = run_command(command, cwd=outer.path)
+    assert done.returncode == code, done.stderr
+    assert ("unfinished-tests" in done.stderr) == (code != 0)
+
+
 def test_fixtures_of_a_marked_test_run_only_in_the_inner_pytest(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         """

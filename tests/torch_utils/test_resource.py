@@ -404,7 +404,7 @@ def test_error_at_exit_names_the_class() -> None:
     embedder = Embedder()
     """
     result = run(program)
-    assert "Exception ignored in: <function Embedder._release at" in result.stderr
+    assert "<function Embedder._release at" in result.stderr
     assert "OSError: disk full" in result.stderr
 
 

@@ -81,6 +81,31 @@ UNRAISABLE = [
     Pair("unraisable", "child-interpreter", CLASS + CHILD_INTERPRETER),
 ]
 
+LOOP = """
+import asyncio
+loop = asyncio.new_event_loop()
+class Session:
+    def __del__(self): FAULT
+session = Session()
+loop.set_debug(False)
+"""
+REPORTED = "loop.call_exception_handler({'message': 'Unclosed session'})"
+# aiohttp has this text, and this line after it.
+UNCLOSED = "loop.call_exception_handler({'message': 'Unclosed client session', "
+UNCLOSED += "'client_session': loop})"
+FUTURE = """
+import atexit, concurrent.futures
+future = concurrent.futures.Future()
+future.add_done_callback(lambda future: FAULT)
+atexit.register(future.set_result, 1)
+"""
+
+ERRORS_IN_LOGS = [
+    Pair("unraisable", "session-at-exit", LOOP, REPORTED, "loop.close()"),
+    Pair("unraisable", "session-in-main", LOOP + "del session\n", UNCLOSED, "loop.close()"),
+    Pair("unraisable", "callback-of-a-future", FUTURE, "1 / 0", "1"),
+]
+
 ATEXIT = "import atexit\natexit.register(lambda: FAULT)\n"
 ATEXIT_AND_SYSEXIT = ATEXIT + "import sys\nsys.exit(0)\n"
 FINALIZE = "import weakref\nclass A: pass\na = A()\nweakref.finalize(a, lambda: FAULT)\n"
@@ -97,7 +122,41 @@ while not begun or _thread._count():
     time.sleep(0.01)
 """
 
+LOGGING = """
+import atexit, io, logging, threading, time, weakref
+stream = io.StringIO()
+logging.basicConfig(stream=stream)
+def close(): FAULT
+close()
+class A:
+    def __del__(self, error=logging.error): {destructor}
+a = A()
+{program}
+"""
+LOGS = {
+    "at-exit": ("atexit.register(logging.error, 'bye')", "pass"),
+    "finalizer": ("weakref.finalize(a, logging.error, 'bye')", "pass"),
+    "destructor": ("", "error('bye')"),
+    "joined-thread": (
+        "threading.Thread(target=lambda: (time.sleep(0.3), logging.error('bye'))).start()",
+        "pass",
+    ),
+}
+FINALIZE_UTIL = """
+import multiprocessing.util
+multiprocessing.util.Finalize(None, lambda: FAULT, exitpriority=1)
+"""
 CALLBACKS = [
+    *(
+        Pair(
+            "logging-error",
+            name,
+            LOGGING.format(program=program, destructor=destructor),
+            "stream.close()",
+        )
+        for name, (program, destructor) in LOGS.items()
+    ),
+    Pair("finalizer-error", "multiprocessing", FINALIZE_UTIL, "1 / 0", "1"),
     Pair("atexit-error", "plain", ATEXIT, "1 / 0", "1"),
     Pair("atexit-error", "text-only", ATEXIT, "1 / 0", "1", prefix=NO_PROBE),
     Pair("atexit-error", "after-an-error", ATEXIT_AND_SYSEXIT, "{}['key']", "{}"),
@@ -380,12 +439,36 @@ CRASHED = [
     Pair("crash", "terminate-called", TERMINATES, TERMINATE, command=PARENT + "{python} {program}"),
 ]
 
-CORPUS = [*UNRAISABLE, *CALLBACKS, *ENDINGS, *LEFT_BEHIND, *ATTRIBUTED, *SAID, *CRASHED]
+CORPUS = [
+    *UNRAISABLE,
+    *ERRORS_IN_LOGS,
+    *CALLBACKS,
+    *ENDINGS,
+    *LEFT_BEHIND,
+    *ATTRIBUTED,
+    *SAID,
+    *CRASHED,
+]
 
 # Nothing is wrong with these, whatever they print.
 CLEAN = {
     "says nothing": "",
     "prints": "print('hello')\n",
+    "logs wrong arguments in the main module": "import logging\nlogging.error('%s %s', 1)\n",
+    "logs errors at exit": """
+        import atexit, logging
+        logging.getLogger("asyncio").addHandler(logging.StreamHandler())
+        atexit.register(logging.error, "the upload failed")
+        atexit.register(logging.getLogger("asyncio").warning, "slow")
+    """,
+    "loses a message in silence": """
+        import atexit, io, logging
+        logging.basicConfig(stream=io.StringIO())
+        logging.root.handlers[0].stream.close()
+        logging.raiseExceptions = False
+        atexit.register(logging.error, "bye")
+    """,
+    "names a session": WRITE.format("Unclosed client session\nclient_session: the first one"),
     "quotes the phrase on stdout": "print('Exception ignored in: <function A.__del__>')\n",
     "quotes the phrase on stderr": WRITE.format("Exception ignored in: see the manual"),
     "quotes the tracker's warning": WRITE.format(

@@ -81,7 +81,8 @@ def report_on(pair: Pair, which: str, version: str, folder: Path) -> ExitReport:
 
 
 def test_every_finding_has_a_program() -> None:
-    assert set(FIRST) == set(FINDINGS)
+    needs_pytest = {"unfinished-tests"}  # in tests/clean_exit/test_pytest_plugin.py
+    assert set(FIRST) == set(FINDINGS) - needs_pytest
     assert SAMPLES <= {str(pair) for pair in CORPUS}
 
 
