@@ -32,15 +32,15 @@ def make_parser() -> Parser:
     parser = Parser(
         USAGE,
         prog="clean-exit-lint",
-        description="Find destructors and exit callbacks that cannot work. Runs none of the code.",
+        description="Find destructors and finalizers that cannot work. Runs none of the code.",
         epilog=_EPILOG,
     )
     add = parser.add_argument
     add("paths", nargs="*", metavar="PATH", help="files and folders (default .)")
     add("--format", choices=WRITERS, help="the format of the report (default text)")
     rules: dict[str, Any] = {"action": "extend", "type": _rules, "default": [], "metavar": "RULE"}
-    chosen = "check only these rules, or all; repeat or separate by commas"
-    add("--select", help=chosen + " (default: those that are not opt-in)", **rules)
+    chosen = "check only these rules; repeat or separate by commas (default: all)"
+    add("--select", help=chosen, **rules)
     add("--ignore", help="do not check these rules", **rules)
     hidden: dict[str, Any] = {"action": "append", "type": _file_rules, "default": []}
     files = "do not check these rules in these files"

@@ -13,10 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from clean_exit.lint.findings import Note
-
-CALLBACK_WORDS = (b".__del__(", b"finalize", b"atexit")
-_LIBRARY = re.compile(r"python3\.\d+")
 _SKIPPED = {"__pycache__", "node_modules"}
 _IGNORE = re.compile(r"#.*\bclean-exit-lint\s*:\s*ignore\b\s*(?:\[([^\]]*)\])?")
 
@@ -148,32 +144,6 @@ def ignore_comments(source: Source) -> Iterator[tuple[int, set[str]]]:
             yield number, {name.strip() for name in (match[1] or "").split(",") if name.strip()}
 
 
-def survey(paths: Iterable[str]) -> tuple[dict[str, bytes], list[Note]]:
-    """Read all files; return the bytes of those to parse, and notes about unreadable ones.
-
-    Parsing all files would take ten times as long.
-    """
-    candidates, notes = {}, []
-    for path in paths:
-        try:
-            data = read(path)
-        except UnreadableError as error:
-            notes.append(Note(path, 0, str(error)))
-            continue
-        at_exit = b"atexit" in data and b"register" in data
-        if b"__del__" in data or at_exit or (b"finalize" in data and b"weakref" in data):
-            candidates[path] = data
-    return candidates, notes
-
-
-def distribution(path: str) -> str:
-    """Return the installed package that a file belongs to; "" for a file of the project.
-
-    Calls are not followed from one installed package into another, as the verdict would depend
-    on how the other one is used.
-    """
-    parts = path.replace(os.sep, "/").split("/")
-    for at in range(len(parts) - 2, -1, -1):
-        if parts[at] in {"site-packages", "dist-packages"} or _LIBRARY.fullmatch(parts[at]):
-            return parts[at + 1].partition(".")[0]
-    return ""
+def may_have_findings(data: bytes) -> bool:
+    """Whether a file is worth parsing, which takes ten times as long as reading it."""
+    return b"__del__" in data or (b"finalize" in data and b"weakref" in data)

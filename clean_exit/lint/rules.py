@@ -1,254 +1,207 @@
-"""The rules for destructors: each function looks at one node and returns a message, or "".
+"""The rules: each is one function over a class and what its destructor reaches.
 
-`frame` is the function on the way from the destructor and what is known at that point. The rules
-about callbacks, which apply outside of destructors too, are in `callbacks`.
+A rule yields the visit of a node, and a message. `finalize_keeps_alive` looks at a whole file,
+because finalizers are created outside of destructors.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
-from pathlib import PurePath
+from collections.abc import Callable, Iterator
 
-from clean_exit.lint.evaluator import Bound, Instance, Super, Value, dotted, is_project_value
-from clean_exit.lint.frames import Frame
-from clean_exit.lint.handlers import ancestors, exception_names, is_suppress, suppressed_names
-from clean_exit.lint.scopes import Class, Function, Module, children, inside, last_name
+from clean_exit.lint.classes import (
+    Destructible,
+    Function,
+    Module,
+    Visit,
+    assigned,
+    decorators,
+    inside,
+    is_none,
+    last_name,
+    own_attribute,
+    stored_names,
+)
+from clean_exit.lint.construction import Construction
 
-# import
-
-_IMPORTING = {"importlib.import_module", "importlib.__import__", "importlib.reload",
-              "builtins.__import__", "importlib.util.find_spec"}  # fmt: skip
-
-
-def import_statement(frame: Frame, node: ast.AST) -> str:
-    """Find import statements, with or without a handler: the cleanup that needs them fails."""
-    if frame.is_alive or not isinstance(node, (ast.Import, ast.ImportFrom)):
-        return ""
-    if isinstance(node, ast.ImportFrom):
-        return f"import {'.' * node.level}{node.module or ''}"
-    return "import " + ", ".join(alias.name for alias in node.names)
+Found = Iterator[tuple[Visit, str]]
+_IMPORTING = {"importlib.import_module", "importlib.reload", "importlib.util.find_spec"}
 
 
-def import_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
-    """Find imports by a function call."""
-    if dotted(value) not in _IMPORTING or frame.is_alive:
-        return ""
-    return f"import by {dotted(value)}({ast.unparse(node.args[0]) if node.args else ''})"
+def find_imports(cls: Destructible) -> Found:
+    """Find imports, with or without a handler: the cleanup that needs them fails."""
+    for visit in cls.reached:
+        node = visit.node
+        if visit.is_alive:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            yield visit, f"import {'.' * node.level}{node.module or ''}"
+        elif isinstance(node, ast.Import):
+            yield visit, "import " + ", ".join(alias.name for alias in node.names)
+        elif isinstance(node, ast.Call):
+            name = cls.module.dotted(node.func) or last_name(node.func)
+            if name == "__import__" or name in _IMPORTING:
+                yield visit, f"import by {name}({', '.join(map(ast.unparse, node.args[:1]))})"
 
 
-# global
+def find_globals(cls: Destructible) -> Found:
+    """Find names that the module itself sets to None, and all names of an object that is kept."""
+    keeper, tested = _keeper(cls), set[str]()
+    for visit in cls.reached:
+        node = visit.node
+        if not isinstance(node, ast.Name) or visit.is_alive or node.id in tested:
+            continue
+        values, function = cls.module.bound.get(node.id), visit.function
+        parameters = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        if values is None or node.id in parameters | stored_names(function):
+            continue
+        tested.add(node.id)  # A test of a name is a guard for it, whatever it asks.
+        if visit.is_test:
+            continue
+        if any(map(is_none, values)):
+            yield visit, f"the module sets {node.id} to None"
+        elif keeper:
+            yield visit, f"{node.id} may be None when {keeper} is destroyed during shutdown"
+            keeper = ""  # One change of the class ends them all.
 
 
-def global_name(frame: Frame, node: ast.Name) -> str:
-    """Find names that are looked up in a module and were not compared with None first."""
-    is_special = node.id.startswith("__") and node.id.endswith("__")
-    if frame.is_alive or is_special or node.id in frame.facts:
-        return ""
-    if frame.named(node.id).kind != "global":
-        return ""
-    frame.facts |= {node.id}  # One finding is enough.
-    return f"the global {node.id} may be None during shutdown"
+def _keeper(cls: Destructible) -> str:
+    """Return the name in this module or another one that holds an object of the class, or ""."""
+    for node in inside(cls.module.tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            target = node.targets[0]
+            is_kept = isinstance(target, ast.Name) or cls.module.dotted(target)
+            if is_kept and last_name(node.value.func) == cls.node.name:
+                return ast.unparse(target)
+    return ""
 
 
-# partial-init
-
-
-def missing_attribute(frame: Frame, node: ast.expr, name: str) -> str:
-    """Find attributes that are used without a guard and may not have been set."""
-    if name in frame.used | frame.stored or frame.catches("AttributeError"):
-        return ""
-    if any(one.isidentifier() for one in frame.facts):
-        return ""  # What global names have shown or done before is not known.
-    changed = {one[1:] for one in frame.facts if one.startswith(".")}
-    why = frame.construction.why_missing(name, frame.used, changed)
-    if why is None:
-        return ""
-    if isinstance(why, str):
-        if len(frame.trace) > 2 or why in {step.name for step in frame.trace}:
-            return ""  # A function on the way may have set it.
-        return f"__init__ does not set self.{name}; {why}() does"
-    line = f"line {getattr(why.node, 'lineno', 0)}"
-    if why.where.module is not frame.function.module:
-        line += f" of {PurePath(why.where.module.source.path).name}"
-    if not isinstance(why.node, ast.Call):
-        return f"self.{name} is missing if {line} raises"
-    return f"self.{name} is missing if {_short_name(why.node)} fails in {line}"
-
-
-# signature
-
-
-def wrong_signature(frame: Frame, node: ast.AST) -> str:
-    """Find a destructor with parameters that Python does not pass."""
-    if node is not frame.function.node or not frame.is_destructor:
-        return ""
-    function = frame.function
-    missing = [*function.parameters[1:], *(one.arg for one in function.node.args.kwonlyargs)]
-    missing = [name for name in missing if name not in function.defaults]
-    if missing:
-        return f"Python calls it without a value for {', '.join(missing)}"
-    takes_object = function.parameters or function.node.args.vararg
-    return "" if takes_object else "it does not take the object, which Python passes"
-
-
-def missing_super(frame: Frame, node: ast.Call, value: Value | None) -> str:
-    """Find ``super().__del__()`` where no base class has a destructor."""
-    func, function = node.func, frame.function
-    if not isinstance(func, ast.Attribute) or func.attr != "__del__" or not function.owner:
-        return ""
-    if not isinstance(frame.evaluate(func.value), Super) or value is not None:
-        return ""
-    _, is_complete = frame.evaluator.mro(frame.destroyed)
-    is_tested = any(
-        isinstance(one, ast.Constant) and one.value == "__del__" for one in inside(function.node)
-    )
-    if not is_complete or is_tested or frame.catches("AttributeError"):
-        return ""
-    return f"no base class of {frame.destroyed.name} has a destructor"
+def find_missing_attributes(cls: Destructible) -> Found:
+    """Find attributes that are missing, or still None, if ``__init__`` failed."""
+    built = Construction(cls)
+    if not built.is_known:
+        return
+    seen, dereferenced = set[str](), set[ast.AST]()
+    for visit in cls.reached:
+        node, name = visit.node, own_attribute(visit.function, visit.node)
+        if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
+            dereferenced.add(node.value)
+        elif isinstance(node, ast.Call):
+            dereferenced.add(node.func)
+        elif isinstance(node, (ast.For, ast.With)):
+            heads = [one.context_expr for one in getattr(node, "items", ())]
+            dereferenced.update(heads or [node.iter])  # type: ignore[union-attr]
+        elif isinstance(node, ast.Constant):
+            seen.add(str(node.value))  # As in hasattr(self, "pool").
+        if not name or name in seen or name in cls.methods or name in cls.inherited:
+            continue
+        is_caught = visit.is_guarded or visit.catches("AttributeError")
+        if isinstance(node.ctx, ast.Load) and not is_caught:  # type: ignore[attr-defined]
+            what, why = "is missing", built.why_missing(name, seen)
+            if why is None and node in dereferenced and not visit.catches("TypeError"):
+                what, why = "is None", built.why_none(name, seen)
+                if why is None:
+                    continue  # It may be dereferenced later.
+            if isinstance(why, str) and why in {one.name for one in visit.trace}:
+                why = None
+            if why is not None:
+                when = f"until {why}() sets it" if isinstance(why, str) else f"if {why}"
+                yield visit, f"self.{name} {what} {when}"
+        if node in dereferenced or name not in cls.defaults:
+            seen.add(name)
 
 
 # blocking-call
 
 _SLOW = re.compile(
-    r"time\.sleep|os\.(system|popen|spawn\w+)|urllib\.request\.(urlopen|urlretrieve)"
+    r"os\.(system|popen|spawn\w+)|urllib\.request\.(urlopen|urlretrieve)"
     r"|subprocess\.(run|call|check_call|check_output|getoutput|getstatusoutput)"
     r"|(requests|httpx)\.(api\.)?(get|post|put|patch|delete|head|options|request|stream)"
     r"|socket\.create_connection"
 )
 _SHORT_S = 0.1
-_WAITING = {"join", "join_thread", "result", "acquire", "wait", "shutdown"}
-_WAITING_FUNCTIONS = {"concurrent.futures.wait", "os.wait", "os.waitpid", "signal.pause",
-                      "os.waitid", "multiprocessing.connection.wait"}  # fmt: skip
-_LOCK_NAME = re.compile(r"(^|[_.a-z])(r?lock|mutex|semaphore|sem|condition|cond|cv)s?$", re.I)
-_LOCKS = re.compile(
-    r"(threading|multiprocessing|_thread|asyncio)\."
-    r"(synchronize\.)?(R?Lock|Semaphore|BoundedSemaphore|Condition|allocate_lock)\(\)"
-)
-# Leaving the block of one of these waits for the work that it runs.
-_JOINING = re.compile(r"concurrent\.futures\.\S*Executor\(\)|subprocess\.Popen\(\)")
+_WAITING = {"join", "join_thread", "result", "wait", "acquire", "shutdown", "communicate"}
+_LOCK = re.compile(r"(^|[_.a-z])(lock|mutex|semaphore|sem)s?$", re.I)
 _EXECUTOR = re.compile(r"executor|pool", re.I)
-# The thread that holds one can take it again, so a destructor in that thread does not block.
-_REENTRANT = re.compile(r"(threading|multiprocessing)\.(synchronize\.)?(RLock|Condition)\(\)")
-_BLOCKING = re.compile(
-    r"(queue|multiprocessing|multiprocessing\.queues)\.\w*Queue\(\)\.(get|join)"
-    r"|subprocess\.Popen\(\)\.communicate"
-)
+_REENTRANT = re.compile(r".*\b(RLock|Condition)")
 
 
-def waiting_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
-    """Find calls that wait without a timeout."""
-    if is_project_value(value) or isinstance(value, Module):
-        return ""  # The walk enters functions of the project.
-    name, target = last_name(node.func), dotted(value)
-    if _SLOW.fullmatch(target) and not _is_short(target, node):
-        return f"{target}() blocks the thread that drops the object"
-    if target in _WAITING_FUNCTIONS:
-        is_polling = any("WNOHANG" in ast.unparse(one) for one in node.args)
-        return "" if _has_limit(frame, node, 99) or is_polling else f"{target}() has no timeout"
-    if _BLOCKING.fullmatch(target):
-        return "" if _has_limit(frame, node, 1) else f"{_short_name(node)} has no timeout"
-    if name not in _WAITING or not isinstance(node.func, ast.Attribute):
-        return ""
-    if name == "acquire":
-        holder = node.func.value
-        is_lock = _LOCK_NAME.search(last_name(holder)) or target.endswith("().acquire")
-        if not is_lock or _REENTRANT.match(target) or _is_own_lock(frame, holder):
-            return ""
-    is_coroutine = target.startswith("asyncio.") and "run_coroutine_threadsafe()" not in target
-    if target and ("()" not in target or is_coroutine):
-        return ""  # A coroutine, or another module's function such as os.path.join.
-    if not _waits(frame, name, node) or _was_killed(frame, node.func.value, node.lineno):
-        return ""
-    if name == "shutdown" and not _EXECUTOR.search(target or ast.unparse(node.func.value)):
-        return ""  # Of a server or a model, which may not wait.
-    return f"{_short_name(node)} has no timeout"
+def find_waits(cls: Destructible) -> Found:
+    """Find calls and locks that wait without a timeout."""
+    ended = set[str]()
+    for visit in cls.reached:
+        node = visit.node
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                if _is_shared_lock(cls, visit, item.context_expr):
+                    name = ast.unparse(item.context_expr)
+                    yield visit, f"with {name} waits as long as another thread holds it"
+        if not isinstance(node, ast.Call):
+            continue
+        target, method = cls.module.dotted(node.func), last_name(node.func)
+        if method in {"kill", "terminate"} and isinstance(node.func, ast.Attribute):
+            ended.add(ast.unparse(node.func.value))
+        if _SLOW.fullmatch(target) or (target == "time.sleep" and _is_long(node)):
+            yield visit, f"{target}() blocks the thread that drops the object"
+        elif target in {"os.wait", "os.waitpid", "signal.pause"}:
+            if "WNOHANG" not in ast.unparse(node):
+                yield visit, f"{target}() has no timeout"
+        elif _has_limit(node, 1 if target or method == "communicate" else 0):
+            continue
+        elif target in {"concurrent.futures.wait", "multiprocessing.connection.wait"}:
+            yield visit, f"{target}() has no timeout"
+        elif isinstance(node.func, ast.Attribute) and method in _WAITING and not target:
+            holder = node.func.value
+            name = ast.unparse(holder)
+            if method == "acquire" and not _is_shared_lock(cls, visit, holder):
+                continue
+            if method == "shutdown" and not _EXECUTOR.search(last_name(holder)):
+                continue  # Of a server or a model, which may not wait.
+            is_method = own_attribute(visit.function, node.func) in cls.methods
+            if name not in ended and not is_method and not isinstance(holder, ast.Constant):
+                yield visit, f"{name}.{method}() has no timeout"
 
 
-def waiting_block(frame: Frame, node: ast.expr, value: Value | None) -> str:
-    """Find locks and executors in the head of a with block."""
-    target = dotted(value)
-    if is_project_value(value) or _REENTRANT.fullmatch(target) or _is_own_lock(frame, node):
-        return ""
-    if _LOCK_NAME.search(last_name(node)) or _LOCKS.fullmatch(target):
-        return f"with {ast.unparse(node)} waits as long as another thread holds it"
-    joins = _JOINING.fullmatch(target)
-    return f"with {ast.unparse(node)} waits until all of its work is done" if joins else ""
+def _is_long(node: ast.Call) -> bool:
+    """Whether a call sleeps for more than a moment, and not for a time that a loop computes."""
+    seconds = getattr(node.args[0], "value", None) if node.args else None
+    return isinstance(seconds, (int, float)) and seconds > _SHORT_S
 
 
-def _is_short(target: str, node: ast.Call) -> bool:
-    """Whether a call sleeps for a moment, or for a time that is computed, as a loop does."""
-    first = node.args[0] if node.args else None
-    seconds = getattr(first, "value", None)
-    is_long = isinstance(seconds, (int, float)) and seconds > _SHORT_S
-    return target == "time.sleep" and not is_long
+def _has_limit(node: ast.Call, first: int) -> bool:
+    """Whether a call has a timeout or does not wait, or its arguments are not known.
 
-
-def _is_own_lock(frame: Frame, node: ast.expr) -> bool:
-    """Whether a lock belongs to the destroyed object, or to one that it has made.
-
-    Nobody else holds that lock by then.
+    Args:
+        node: The call.
+        first: The position of the first argument that may be a timeout.
     """
-    owner = frame.evaluate(node.value) if isinstance(node, ast.Attribute) else None
-    if not isinstance(owner, Instance) or not (owner.is_self or owner.is_new):
-        return False
-    is_shared = frame.evaluator.member(owner.cls, node.attr)  # type: ignore[attr-defined]
-    return not is_shared and bool(_LOCKS.fullmatch(dotted(frame.evaluate(node))))
-
-
-def _waits(frame: Frame, name: str, node: ast.Call) -> bool:
-    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
-    if None in keywords or any(isinstance(one, ast.Starred) for one in node.args):
-        return False
-    option = {"shutdown": "wait", "acquire": "blocking"}.get(name)
-    if option is None:
-        return not _has_limit(frame, node, 0)
-    first = node.args[0] if node.args else keywords.get(option)
-    waits = first is None or _constant(frame, first) is True
-    return waits and (name == "shutdown" or not _has_limit(frame, node, 1))
-
-
-def _has_limit(frame: Frame, node: ast.Call, position: int) -> bool:
-    """Whether a call has a timeout, as a keyword or as the argument at a position."""
-    for keyword in node.keywords:
-        if keyword.arg in {"timeout", "timeout_s", "blocking", "block", None}:
-            # By identity: 1 is a timeout and True is not.
-            value = _constant(frame, keyword.value)
-            return keyword.arg is None or not (value is None or value is True)
-    return len(node.args) > position and _constant(frame, node.args[position]) is not None
-
-
-def _constant(frame: Frame, node: ast.expr) -> object:
-    """Return the value of a constant, or of a parameter with a known one; else the node."""
-    if isinstance(node, ast.Name):
-        return frame.constants.get(node.id, node)
-    return node.value if isinstance(node, ast.Constant) else node
-
-
-def _was_killed(frame: Frame, receiver: ast.expr, line: int) -> bool:
-    """Whether a process is told to end before the call that waits for it."""
-    dump = ast.dump(receiver)
+    limits = {"timeout", "timeout_s", "blocking", "block", "wait", None}
+    values = [*node.args[first:], *(one.value for one in node.keywords if one.arg in limits)]
     return any(
-        isinstance(one, ast.Call)
-        and isinstance(one.func, ast.Attribute)
-        and one.func.attr in {"kill", "terminate"}
-        and one.lineno <= line
-        and ast.dump(one.func.value) == dump
-        for one in inside(frame.function.node)
+        not isinstance(one, ast.Constant) or (one.value is not None and one.value is not True)
+        for one in values
     )
 
 
-def _short_name(node: ast.Call) -> str:
-    text = ast.unparse(node.func).replace("\n", " ")
-    return f"{text if len(text) <= 40 else '...' + text[-37:]}()"
+def _is_shared_lock(cls: Destructible, visit: Visit, node: ast.expr) -> bool:
+    """Whether an expression is a lock that other objects have too, and that is not reentrant."""
+    if not _LOCK.search(last_name(node)):
+        return False
+    name = own_attribute(visit.function, node)
+    made = [*cls.module.bound.get(last_name(node), ()), cls.defaults.get(name)]
+    for method in cls.methods.values() if name else ():
+        pairs = (pair for one in inside(method) for pair in assigned(method, one))
+        made += [value for key, value in pairs if key == name]
+    texts = [ast.unparse(one) for one in made if one is not None]
+    is_own = name not in ("", *cls.defaults) and any(text.endswith("Lock()") for text in texts)
+    return not is_own and not any(map(_REENTRANT.search, texts))
 
 
 # device-call
 
 _DEVICE = re.compile(
     r"torch\.(cuda|xpu|mps|mtia|npu|hpu|musa|accelerator)\..*"
-    r"|torch\._C\._?(cuda|cudart|gds|xpu|mps|mtia|accelerator|nccl).*"
     r"|torch\.distributed\.(destroy_process_group|barrier|all_reduce)"
     r"|(cupy|pycuda|numba\.cuda|cuda\.bindings)\..*|pynvml\.nvml\w+|gc\.collect"
 )
@@ -257,196 +210,104 @@ _HARMLESS = re.compile(
     r".*\.(is_initialized|is_built|_is_compiled|is_current_stream_capturing"
     r"|\w*([Rr]elease|[Dd]eregister|[Uu]nregister|[Uu]nload|[Dd]estroy|[Ff]ree)\w*)"
 )
-_DEVICE_METHODS = re.compile(
-    r"synchronize|empty_cache|ipc_collect|cuda"
-    r"|(cuda|nccl|nvml|hip)[A-Z]\w*|(cublas|cudnn|cufft|cusparse)\w+"
-    r"|cu(Mem|Ctx|Stream|Event|Module|Graph|Init|Array|Link|Launch)[A-Z]?\w*"
-)
+_DEVICE_METHODS = {"synchronize", "empty_cache", "ipc_collect"}
 
 
-def device_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
-    """Find calls of a device, by the function or by method names that only devices have."""
-    if frame.is_alive:
-        return ""
-    target = dotted(value)
-    if not _DEVICE.fullmatch(target) or _HARMLESS.fullmatch(target):
-        method = getattr(node.func, "attr", "")
-        is_known = is_project_value(value) or method.endswith("Unregister")
-        if is_known or not _DEVICE_METHODS.fullmatch(method):
-            return ""
-        target = ast.unparse(node.func)
-    return f"{target}() {'collects garbage' if target == 'gc.collect' else 'calls the device'}"
-
-
-# log
-
-_LEVELS = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
-_LOGGER_NAME = re.compile(
-    r"_*(logger|log|logging|loguru)_*|\w*_(logger|log)|getlogger|get_logger", re.I
-)
-_LOGGER = re.compile(r"(logging|loguru|structlog)(\.|$).*")
-_PRINTING = {"builtins.print", "traceback.print_exc", "traceback.print_stack", "pprint.pprint",
-             "rich.print", "click.echo", "traceback.print_exception", "typer.echo"}  # fmt: skip
-_STREAM = re.compile(r"sys\.(__)?(stdout|stderr)(__)?(\.buffer)?\.(write|writelines|flush)")
-
-
-def logging_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
-    """Find printing and logging, also by the usual names of loggers."""
-    if frame.is_alive:
-        return ""
-    target, func = dotted(value), node.func
-    if target in _PRINTING or _STREAM.fullmatch(target):
-        return f"{ast.unparse(func)}() prints"
-    is_method = isinstance(func, ast.Attribute) and not is_project_value(value)
-    if last_name(func) not in _LEVELS or not is_method:
-        return ""
-    holder = func.value.func if isinstance(func.value, ast.Call) else func.value  # type: ignore[attr-defined]
-    by_name = bool(_LOGGER_NAME.fullmatch(last_name(holder)))
-    return f"{ast.unparse(func)}() logs" if by_name or _LOGGER.fullmatch(target) else ""
-
-
-# raise
-
-
-def raising_statement(frame: Frame, node: ast.AST) -> str:
-    """Find ``raise`` and ``assert`` that no handler on the way catches."""
-    if not frame.is_destructor and (frame.conditions or len(frame.trace) > 2):
-        return ""  # It depends on the arguments, or on what the destructor has tested.
-    if isinstance(node, ast.Assert):
-        caught = frame.catches("AssertionError")
-        return "" if caught or not frame.is_destructor else "the AssertionError is printed and lost"
-    if not isinstance(node, ast.Raise):
-        return ""
-    if node.exc is None:
-        return ""  # Without the handler, Python would print the error as well.
-    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-    name = last_name(raised)
-    if not frame.is_destructor and name in {"NotImplementedError", "StopIteration"}:
-        return ""  # An abstract method, or the end of a generator.
-    above = _catching_names(frame, raised, name)
-    is_caught = bool(frame.caught & above)
-    is_caught = is_caught or ("Exception" in above and frame.catches())
-    return "" if is_caught else f"{name or 'the exception'} is printed and lost"
-
-
-def _catching_names(frame: Frame, node: ast.AST, name: str) -> set[str]:
-    """Return the names of the classes that catch an exception."""
-    value = frame.evaluate(node)
-    if not isinstance(value, Class):
-        return ancestors(name)
-    order, _ = frame.evaluator.mro(value)
-    bases = [last_name(base) for cls in order for base in cls.node.bases]
-    return {cls.name for cls in order}.union(*map(ancestors, bases))
-
-
-# register
-
-_STARTING = re.compile(
-    r"atexit\.register|threading\.(Thread|Timer|_register_atexit)|_thread\.start_new(_thread)?"
-    r"|concurrent\.futures\.(thread\.|process\.)?\w+Executor|multiprocessing\.(Process|Pool)"
-    r"|multiprocessing\.(pool\.(Pool|ThreadPool)|dummy\.Pool)|weakref\.finalize"
-    r"|asyncio\.(create_task|ensure_future|run_coroutine_threadsafe|to_thread)"
-    r"|(threading\.(Thread|Timer)|multiprocessing\.Process)\(\)\.start"
-    r"|concurrent\.futures\.\S*Executor\(\)\.(submit|map)"
-)
-_STARTING_METHODS = re.compile(
-    r".*\.(create_task|ensure_future|run_in_executor|start_soon)"
-    r"|(.*\.)?\w*(executor|pool)\.submit", re.I | re.S
-)  # fmt: skip
-
-
-def registering_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
-    """Find calls that start threads, processes and tasks, or register callbacks."""
-    if frame.is_alive:
-        return ""
-    target = dotted(value)
-    if not _STARTING.fullmatch(target):
-        if is_project_value(value) or not isinstance(node.func, ast.Attribute):
-            return ""
-        if not _STARTING_METHODS.fullmatch(f"{last_name(node.func.value)}.{node.func.attr}"):
-            return ""
-        target = ast.unparse(node.func)
-    if target in {"atexit.register", "weakref.finalize"}:
-        return f"{target}() registers a callback that may never run"
-    return f"{target}() starts work that may never run"
+def find_device_calls(cls: Destructible) -> Found:
+    """Find calls of a device, and garbage collections."""
+    for visit in cls.reached:
+        node = visit.node
+        if not isinstance(node, ast.Call) or visit.is_alive:
+            continue
+        target = cls.module.dotted(node.func)
+        is_method = isinstance(node.func, ast.Attribute) and node.func.attr in _DEVICE_METHODS
+        if _DEVICE.fullmatch(target) and not _HARMLESS.fullmatch(target):
+            does = "collects garbage" if target == "gc.collect" else "calls the device"
+            yield visit, f"{target}() {does}"
+        elif is_method and own_attribute(visit.function, node.func) not in cls.methods:
+            yield visit, f"{ast.unparse(node.func)}() calls the device"
 
 
 # async
 
 _RUNNING = re.compile(
-    r"asyncio\.(run|create_task|ensure_future|run_coroutine_threadsafe|gather|wait|wait_for)"
-    r"|(anyio|trio)\.(run|from_thread\.run)|asyncio\.Runner\(\)\.run|anyio\.from_thread\.run"
-    r"|asgiref\.sync\.async_to_sync(\(\))?"
-    r"|.*\.(run_until_complete|run_forever|run_coroutine_threadsafe|create_task)"
+    r"asyncio\.(run|create_task|ensure_future|run_coroutine_threadsafe)|(anyio|trio)\.run"
+    r"|(.*\.)?(run_until_complete|run_forever|run_coroutine_threadsafe|create_task)"
 )
 
 
-def async_destructor(frame: Frame, node: ast.AST) -> str:
-    """Find a destructor that is a coroutine function."""
-    is_destructor = isinstance(node, ast.AsyncFunctionDef) and node is frame.function.node
-    return "nothing awaits the coroutine, so its body never runs" if is_destructor else ""
-
-
-def async_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
+def find_coroutines(cls: Destructible) -> Found:
     """Find coroutines that nothing awaits, and calls that run one in an event loop."""
-    function = value.function if isinstance(value, Bound) else value
-    if isinstance(function, Function) and function.is_async and _is_dropped(frame, node):
-        return f"{function.label}() is never awaited"
-    target = dotted(value)
-    if not value and isinstance(node.func, ast.Attribute):
-        target = ast.unparse(node.func)
-    runs = _RUNNING.fullmatch(target) and not frame.is_alive
-    return f"{target}() fails if this thread's loop runs, or has ended" if runs else ""
+    for visit in cls.reached:
+        node = visit.node
+        dropped: ast.AST | None = node if node is cls.methods["__del__"] else None
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not visit.is_guarded:
+            dropped = cls.called(visit.function, node.value)
+        if isinstance(dropped, ast.AsyncFunctionDef):
+            yield visit, f"nothing awaits {dropped.name}(), so its body never runs"
+        elif isinstance(node, ast.Call) and not visit.is_alive:
+            name = cls.module.dotted(node.func) or ast.unparse(node.func)
+            if _RUNNING.fullmatch(name):
+                yield visit, f"{name}() fails if this thread's loop runs, or has ended"
 
 
-def _is_dropped(frame: Frame, node: ast.Call) -> bool:
-    """Whether the coroutine that a call creates is neither stored nor passed on."""
-    kinds = (ast.Expr, ast.Return) if frame.is_destructor else (ast.Expr,)
-    return any(
-        isinstance(one, kinds) and one.value is node for one in children(frame.function.body)
-    )
+# finalize-keeps-alive
 
 
-# bare-except
+def find_kept_objects(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    """Find ``weakref.finalize`` with a callback or argument that refers to the object."""
+    classes = [one for one in ast.walk(module.tree) if isinstance(one, ast.ClassDef)]
+    owners = {method: cls for cls in classes for method in cls.body}
+    for function in ast.walk(module.tree):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        values = _values(owners.get(function))
+        for node in inside(function):
+            if isinstance(node, ast.Call) and module.dotted(node.func) == "weakref.finalize":
+                target, *rest = [*node.args, *(one.value for one in node.keywords)] or [node]
+                roots = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
+                held = (one for one in rest if _holds(function, one, roots, values, one is rest[0]))
+                if isinstance(target, (ast.Name, ast.Attribute)) and (one := next(held, None)):
+                    name, text = ast.unparse(target), ast.unparse(one)
+                    yield node, f"{name} is never collected: its finalizer holds it by {text}"
 
 
-def bare_except(frame: Frame, node: ast.AST) -> str:
-    """Find ``except:`` and ``except BaseException:`` that neither raise again nor use the error."""
-    if not isinstance(node, ast.ExceptHandler):
-        return ""
-    names = exception_names(node)
-    catches_all = "BaseException" in names or {"Exception", "KeyboardInterrupt"} <= names
-    raises = any(isinstance(one, ast.Raise) for one in children(node.body))
-    if not catches_all or raises or node.name:
-        return ""
-    clause = "except:" if node.type is None else f"except {ast.unparse(node.type)}:"
-    return f"{clause} hides Ctrl-C and every error"
+def _holds(
+    function: Function, node: ast.AST, roots: set[str], values: set[str], is_callback: bool
+) -> bool:
+    """Whether an argument of a finalizer refers to the object, or to what holds it."""
+    if isinstance(node, ast.Name):
+        inner = [one for one in inside(function) if getattr(one, "name", "") == node.id]
+        return node.id in roots or any(_holds(function, one, roots, values, True) for one in inner)
+    if isinstance(node, ast.Attribute):  # A bound method, unless it is known to be a value.
+        is_own = isinstance(node.value, ast.Name) and node.value.id in roots
+        return is_own and is_callback and node.attr not in values
+    if isinstance(node, (ast.Lambda, ast.FunctionDef)):
+        parameters = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+        body = node.body if isinstance(node.body, list) else [node.body]
+        names = {n.id for part in body for n in ast.walk(part) if isinstance(n, ast.Name)}
+        return not roots.isdisjoint(names - parameters)
+    is_partial = isinstance(node, ast.Call) and last_name(node.func) in {"partial", "MethodType"}
+    arguments = node.args if is_partial else []  # type: ignore[attr-defined]
+    return any(_holds(function, one, roots, values, True) for one in arguments)
 
 
-def wide_suppress(frame: Frame, node: ast.expr, value: Value | None) -> str:
-    """Find ``suppress(BaseException)``."""
-    is_wide = is_suppress(node, value) and "BaseException" in suppressed_names(node)
-    return "suppress(BaseException) hides Ctrl-C and every error" if is_wide else ""
+def _values(cls: ast.ClassDef | None) -> set[str]:
+    """Return the attributes that are not bound methods: what is set, and static methods."""
+    found = set[str]()
+    for one in ast.walk(cls) if cls is not None else ():
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+            found.add(one.attr)
+        elif isinstance(one, ast.FunctionDef) and decorators(one) & {"staticmethod", "classmethod"}:
+            found.add(one.name)
+    return found
 
 
-Rules = Sequence[tuple[str, Callable[..., str]]]
-
-STATEMENTS: Rules = (
-    ("import", import_statement),
-    ("raise", raising_statement),
-    ("async", async_destructor),
-    ("bare-except", bare_except),
-    ("signature", wrong_signature),
-)
-CALLS: Rules = (
-    ("signature", missing_super),
-    ("import", import_call),
-    ("blocking-call", waiting_call),
-    ("device-call", device_call),
-    ("log", logging_call),
-    ("register", registering_call),
-    ("async", async_call),
-)
-NAMES: Rules = (("global", global_name),)
-ATTRIBUTES: Rules = (("partial-init", missing_attribute),)
-WITHS: Rules = (("blocking-call", waiting_block), ("bare-except", wide_suppress))
+RULES_FOR_CLASSES: dict[str, Callable[[Destructible], Found]] = {
+    "import": find_imports,
+    "global": find_globals,
+    "partial-init": find_missing_attributes,
+    "blocking-call": find_waits,
+    "device-call": find_device_calls,
+    "async": find_coroutines,
+}

@@ -64,7 +64,7 @@ def test_codes_of_rules_are_distinct() -> None:
 
 
 # The other programs take long or need torch.
-QUICK = ("import", "register", "partial-init", "blocking-call", "signature")
+QUICK = ("import", "partial-init", "blocking-call")
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ a = A()
 LOGS = {
     "at-exit": ("atexit.register(logging.error, 'bye')", "pass"),
     "finalizer": ("weakref.finalize(a, logging.error, 'bye')", "pass"),
-    "destructor": ("", "error('bye')"),
+    "destructor": ("atexit.register(globals().pop, 'a')", "error('bye')"),
     "joined-thread": (
         "threading.Thread(target=lambda: (time.sleep(0.3), logging.error('bye'))).start()",
         "pass",

@@ -1,8 +1,7 @@
-"""Read the programs in this folder, and what their comments say has to be found.
+"""Read the examples in this folder: for each rule one file with dirty and clean programs.
 
-``### NAME`` begins a program, and ``# file: PATH`` a file of it, if it has several. At the end of a
-line, ``# <- RULE`` names a rule that has to be found there, and ``# <? RULE`` one that may be found
-as well. Nothing else may be found in a dirty program, and nothing at all in a clean one.
+``### dirty: NAME`` or ``### clean: NAME`` begins a program. At the end of a line, ``# <- RULE``
+names a rule that has to be found there. Nothing else may be found.
 """
 
 from __future__ import annotations
@@ -13,44 +12,32 @@ from pathlib import Path
 
 from support.clean_exit import lint_as_command
 
-Place = tuple[str, int, str]
-"""A file, a line and a rule."""
-MUST = re.compile(r"# <- ([\w -]+?)(?= <\?|$)")
-MAY = re.compile(r"<\? ([\w -]+)$")
+Place = tuple[int, str]
+"""A line and a rule."""
+_MARK = re.compile(r"# <- ([\w -]+)$")
 
 
-def read_programs(pattern: str) -> dict[str, str]:
-    """Return the programs of some files in this folder by file and name."""
-    programs: dict[str, str] = {}
-    for path in sorted(Path(__file__).parent.glob(pattern)):
-        _, *parts = re.split(r"^### (.*)\n", path.read_text("utf-8"), flags=re.MULTILINE)
-        for name, text in zip(parts[::2], parts[1::2], strict=True):
-            assert f"{path.stem}: {name}" not in programs, f"{path}: two are called {name!r}"
-            programs[f"{path.stem}: {name}"] = text
-    assert programs, f"there is no program in {pattern}"
-    return programs
+def read_programs(rule: str) -> dict[str, str]:
+    """Return the programs of a rule by name."""
+    path = Path(__file__).with_name(f"{rule}.txt")
+    _, *parts = re.split(r"^### (.*)\n", path.read_text("utf-8"), flags=re.MULTILINE)
+    names = parts[::2]
+    assert len({*names}) == len(names), f"{path}: two programs have the same name"
+    return dict(zip(names, parts[1::2], strict=True))
 
 
-def marks(program: str, mark: re.Pattern[str]) -> set[Place]:
+def marks(program: str) -> set[Place]:
     """Return the places and rules that the comments of a program name."""
     return {
-        (path, number, rule)
-        for path, text in _files(program).items()
-        for number, line in enumerate(text.splitlines(), start=1)
-        for match in mark.finditer(line)
+        (number, rule)
+        for number, line in enumerate(program.splitlines(), start=1)
+        for match in _MARK.finditer(line)
         for rule in match[1].split()
     }
 
 
 def found(program: str, folder: Path, **options: Collection[str]) -> set[Place]:
-    """Write a program into an empty folder, and return what the linter finds in it."""
-    for path, text in _files(program).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
-    findings, _ = lint_as_command([folder], **options)
-    return {(Path(one.path).relative_to(folder).as_posix(), one.line, one.rule) for one in findings}
-
-
-def _files(program: str) -> dict[str, str]:
-    first, *parts = re.split(r"^# file: (.*)\n", program, flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2], strict=True)) if parts else {"program.py": first}
+    """Write a program into a folder, and return what the linter finds in it."""
+    (folder / "program.py").write_text(program, encoding="utf-8")
+    findings, _ = lint_as_command([folder / "program.py"], **options)
+    return {(one.line, one.rule) for one in findings}

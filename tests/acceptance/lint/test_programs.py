@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from acceptance.lint.programs import MAY, MUST, found, marks, read_programs
-from support.clean_exit import RULES, lint_as_command
+from acceptance.lint.programs import found, marks, read_programs
+from support.clean_exit import RULES
 
-DIRTY, CLEAN = read_programs("dirty_*.txt"), read_programs("clean_*.txt")
-
-
-@pytest.mark.parametrize("name", DIRTY)
-def test_dirty_program(name: str, tmp_path: Path) -> None:
-    must, may = marks(DIRTY[name], MUST), marks(DIRTY[name], MAY)
-    assert must or may
-    seen = found(DIRTY[name], tmp_path, select=["all"])
-    if name.startswith("dirty_python_312: ") and sys.version_info < (3, 12):
-        assert seen == set()
-        assert "not parsed" in lint_as_command([tmp_path / "program.py"])[1]
-        return
-    assert must - seen == set(), "not found"
-    assert seen - must - may == set(), "false alarms"
+PROGRAMS = {f"{rule}: {name}": text for rule in RULES for name, text in read_programs(rule).items()}
 
 
-@pytest.mark.parametrize("name", CLEAN)
-def test_clean_program(name: str, tmp_path: Path) -> None:
-    assert found(CLEAN[name], tmp_path) == set()
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_findings_are_where_the_marks_are(name: str, tmp_path: Path) -> None:
+    expected = marks(PROGRAMS[name])
+    assert bool(expected) == (": dirty: " in name)
+    assert found(PROGRAMS[name], tmp_path) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_alone_finds_its_marks(rule: str, tmp_path: Path) -> None:
-    """Without the rule exactly these are missed: the control of the tests above."""
-    every = [text for name, text in DIRTY.items() if "python_312" not in name]
-    programs = [text for text in every if rule in {r for *_, r in marks(text, MUST)}]
-    assert len(programs) >= 2
-    for number, text in enumerate(programs):
-        folder = tmp_path / str(number)
-        own = {one for one in marks(text, MUST) if one[2] == rule}
-        alone = found(text, folder, select=[rule])
-        assert own <= alone
-        assert {one[2] for one in alone} == {rule}
-        assert own.isdisjoint(found(text, folder, select=["all"], ignore=[rule]))
+    """Without the rule exactly these are missed: the control of the test above."""
+    dirty = [text for name, text in PROGRAMS.items() if (rule in {r for _, r in marks(text)})]
+    assert len(dirty) >= 4
+    for text in dirty:
+        own = {one for one in marks(text) if one[1] == rule}
+        assert found(text, tmp_path, select=[rule]) == own
+        assert found(text, tmp_path, ignore=[rule]) == marks(text) - own
