@@ -3,7 +3,7 @@
 
 # The versions in constraints.txt need Python 3.11; the packages themselves also run on 3.10.
 AT_LEAST := sys.version_info >= (3, 11)
-PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13 python3; do \
+PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(not $(AT_LEAST))' 2>/dev/null && echo $$p && break; done),python3)
 FOUND = $(shell $(PYTHON) -c 'import sys; print("fine" if $(AT_LEAST) else sys.version.split()[0])' \
 	2>/dev/null)
@@ -40,7 +40,7 @@ test-often: .venv/.installed
 test-real: .venv/.installed .venv/.corpus
 	$(PYTEST) -m real
 
-# Runs test-real on each Python from 3.10 to 3.13 that is installed, and writes a table.
+# Runs test-real on each Python from 3.10 to 3.14 that is installed, and writes a table.
 # PYTHONS="3.11 3.13" updates only these columns.
 test-pythons: .venv/.installed .venv/.corpus
 	PYTHONPATH=tests $(BIN)/python -m support.real_table

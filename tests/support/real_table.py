@@ -20,7 +20,7 @@ import tomllib
 
 from support.versions import ROOT, make_environment, run_tests
 
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 RESULT = "clean_exit_programs"
 TESTS = ["tests/acceptance/exits/test_real_programs.py"]

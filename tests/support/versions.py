@@ -32,7 +32,7 @@ ROWS: dict[str, tuple[str, str, list[str], list[str]]] = {
     "newest": ("3.13", EXTRAS, [], ["tests"]),
     **{
         f"without-torch-{version}": (version, "", [], WITHOUT_TORCH)
-        for version in ("3.10", "3.11", "3.12", "3.13")
+        for version in ("3.10", "3.11", "3.12", "3.13", "3.14")
     },
 }
 PACKAGES = ("torch", "numpy", "sentence-transformers", "transformers", "faiss-cpu", "fastapi")
