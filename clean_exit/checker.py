@@ -42,7 +42,6 @@ def check(
     stdin: int | IO[Any] | None = None,
     copy_stdout: bool = True,
     echo: bool = False,
-    _signals: ForwardedSignals | None = None,  # of the command clean-exit
 ) -> ExitReport:
     """Run a program to its end and report whether it exited cleanly.
 
@@ -100,6 +99,7 @@ def check(
             return True
         return any(pattern.search(str(finding)) for pattern in patterns)
 
+    signals = ForwardedSignals.active  # in the command clean-exit
     environment = dict(os.environ if env is None else env)
     with _folder() as folder:
         environment = add_probe(
@@ -118,12 +118,12 @@ def check(
             stdin=stdin,
             copy_stdout=copy_stdout,
             echo=echo,
-            mask=None if _signals is None else _signals.mask,
-            inherit=_signals is not None,
+            mask=None if signals is None else signals.mask,
+            inherit=signals is not None,
         )
         try:
-            if _signals is not None:
-                _signals.attach(run.forward_signal)
+            if signals is not None:
+                signals.attach(run.forward_signal)
             outcome = run.wait()
             run.finish(leave=any(map(is_ignored, _orphans(outcome))))
             findings = _findings(outcome, run, resource_warnings, children)

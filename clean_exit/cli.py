@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -36,7 +35,6 @@ SETTINGS = {
     "error-exitcode": int,
 }
 """The options that the table in pyproject.toml may set."""
-_ARGUMENTS = re.compile(r"\b(stop_signal|stop_after|stop_when|timeout|max_shutdown)(_s)?\b")
 
 
 def make_parser() -> Parser:
@@ -166,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not command:
         parser.error("there is no command to run")
+    moments = (options.stop_after, options.stop_when)
+    if moments.count(None) != (2 if options.stop_signal is None else 1):
+        parser.error("--stop-signal needs either --stop-after or --stop-when, and both need it")
     if options.report_json is not None:
         # Checked before the program runs, so that no report is lost after it.
         try:
@@ -194,7 +195,7 @@ def _run(parser: Parser, options: argparse.Namespace, command: list[str]) -> int
     from clean_exit.signals import ForwardedSignals, open_closed_files
 
     open_closed_files()
-    with ForwardedSignals() as signals:
+    with ForwardedSignals():
         try:
             report = check(
                 command,
@@ -208,10 +209,9 @@ def _run(parser: Parser, options: argparse.Namespace, command: list[str]) -> int
                 children=options.children,
                 copy_stdout=False,
                 echo=True,
-                _signals=signals,
             )
         except ValueError as error:
-            parser.error(_ARGUMENTS.sub(lambda m: "--" + m[1].replace("_", "-"), str(error)))
+            parser.error(str(error))
         except CheckerError as error:
             _print_line(f"clean-exit: {error}")
             return USAGE

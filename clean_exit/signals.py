@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection
+from typing import ClassVar
 
 # Signals about this process itself, and those that no process can handle.
 _OWN = ("CHLD", "CONT", "PIPE", "TSTP", "TTIN", "TTOU", "URG", "WINCH", "XCPU", "XFSZ", "KILL",
@@ -24,8 +25,11 @@ class ForwardedSignals:
     Enter it in the main thread, before other threads are started.
 
     Attributes:
+        active: The one that is entered; None in processes that only call `clean_exit.check`.
         mask: The signals that were blocked before; the program starts with these.
     """
+
+    active: ClassVar[ForwardedSignals | None] = None
 
     def __init__(self) -> None:
         self.mask: Collection[int] = ()
@@ -40,9 +44,11 @@ class ForwardedSignals:
     def __enter__(self) -> ForwardedSignals:
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._received)
         self._thread.start()
+        ForwardedSignals.active = self
         return self
 
     def __exit__(self, *exception: object) -> None:
+        ForwardedSignals.active = None
         self._closing = True
         assert self._thread.ident is not None
         signal.pthread_kill(self._thread.ident, min(self._received))

@@ -1,7 +1,7 @@
 """A class with a destructor: its methods, and what the destructor reaches, in order.
 
 The methods of the class, those of its bases in the same file, and the functions of the module are
-followed; nothing else is. Of a base in another file of the package, only the attributes are read.
+followed; nothing else is.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-
-from clean_exit.lint.files import parse, read
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = ast.Module | ast.ClassDef | Function
@@ -62,7 +59,6 @@ class Module:
 
     Attributes:
         tree: The syntax tree.
-        path: The file.
         functions: The functions of the module.
         classes: Its classes, inner ones too.
         imported: The full name of each imported name.
@@ -70,7 +66,6 @@ class Module:
     """
 
     tree: ast.Module
-    path: str = ""
     functions: dict[str, Function] = field(default_factory=dict)
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     imported: dict[str, str] = field(default_factory=dict)
@@ -97,24 +92,6 @@ class Module:
             name = self.dotted(node.value)
             return f"{name}.{node.attr}" if name else ""
         return self.imported.get(node.id, "") if isinstance(node, ast.Name) else ""
-
-    def find_class(self, name: str) -> tuple[Module, ast.ClassDef] | None:
-        """Find a class of the same package by its full name, or by its name in this file."""
-        if name in self.classes:
-            return self, self.classes[name]
-        place, _, last = self.imported.get(name, name).rpartition(".")
-        folder, below = Path(self.path).absolute().parent, place.lstrip(".")
-        for _ in range(len(place) - len(below) - 1):
-            folder = folder.parent
-        while below == place and (folder / "__init__.py").is_file():
-            folder = folder.parent
-        file = folder.joinpath(*below.split(".")) if place else folder
-        for path in (f"{file}.py", str(file / "__init__.py")):
-            if place and Path(path).is_file():
-                module = Module(parse(path, read(path)).tree, path)
-                found = module.classes.get(last)
-                return (module, found) if found else None
-        return None
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
@@ -204,8 +181,7 @@ class Destructible:
         module: Its module.
         definitions: The methods of each name: its own first, then those of bases in the same file.
         defaults: The values of the class's attributes.
-        inherited: The names that bases in other files have or set.
-        is_complete: Whether all bases are known.
+        is_complete: Whether all bases are in the file or in the standard library.
         reached: What the destructor reaches.
     """
 
@@ -213,7 +189,6 @@ class Destructible:
     module: Module
     definitions: dict[str, list[Function]] = field(default_factory=dict)
     defaults: dict[str, ast.AST | None] = field(default_factory=dict)
-    inherited: set[str] = field(default_factory=set)
     is_complete: bool = True
     reached: list[Visit] = field(default_factory=list)
 
@@ -234,22 +209,8 @@ class Destructible:
             if found is not None and name not in seen:
                 self._read(found, seen | {name})
             elif found is None:
-                self._read_foreign(self.module, name, seen)
-
-    def _read_foreign(self, module: Module, name: str, seen: set[str]) -> None:
-        """Read the names of a base in another file."""
-        found = module.find_class(name) if name not in seen else None
-        if found is None:
-            package = module.imported.get(name, name).partition(".")[0]
-            self.is_complete &= name == "object" or package in sys.stdlib_module_names
-            return
-        inner, node = found
-        for one in ast.walk(node):
-            self.inherited.update(name for name, _ in bindings(one))
-            if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
-                self.inherited.add(one.attr)
-        for base in node.bases:
-            self._read_foreign(inner, last_name(base), seen | {name})
+                package = self.module.imported.get(name, name).partition(".")[0]
+                self.is_complete &= name == "object" or package in sys.stdlib_module_names
 
     @property
     def methods(self) -> dict[str, Function]:

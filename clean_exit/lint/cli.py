@@ -13,7 +13,7 @@ from typing import Any
 from clean_exit.lint import baseline
 from clean_exit.lint.files import python_files
 from clean_exit.lint.findings import RULES
-from clean_exit.lint.formats import WRITERS, counted, to_statistics, to_text
+from clean_exit.lint.formats import WRITERS, counted, to_text
 from clean_exit.lint.linter import check, selected_rules
 from clean_exit.options import Parser, explain, nonempty, output_file, read_table, version, write
 
@@ -50,7 +50,6 @@ def make_parser() -> Parser:
     add("--baseline", type=nonempty, metavar="FILE", help="report only findings not in FILE")
     written = "write the findings to FILE and report none"
     add("--write-baseline", type=output_file, metavar="FILE", help=written)
-    add("--statistics", action="store_true", help="print the number of findings of each rule")
     add("--exit-zero", action="store_true", help="exit with 0 even if there are findings")
     add("--explain", type=nonempty, metavar="RULE", help="explain a rule and exit")
     add("-q", "--quiet", action="store_true", help="print no notes and no summary")
@@ -123,10 +122,7 @@ def _run(options: argparse.Namespace, parser: Parser) -> int:
     if options.baseline:
         new = baseline.subtract(result.findings, Path(options.baseline))
         result = replace(result, findings=tuple(new))
-    if options.statistics:
-        if result.findings:
-            _print(to_statistics(result))
-    elif options.format != "text":
+    if options.format != "text":
         _print(WRITERS[options.format](result))
     elif text := to_text(result, sums_up=not options.quiet):
         _print(text)

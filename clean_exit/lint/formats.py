@@ -36,15 +36,6 @@ def summary(result: Result) -> str:
     return f"clean-exit-lint: {counted(len(result.findings), 'finding')} in {files}: {named}"
 
 
-def to_statistics(result: Result) -> str:
-    """Return the number of findings of each rule, the most frequent first."""
-    kinds = Counter(finding.rule for finding in result.findings)
-    return "\n".join(
-        f"{count}\t{RULES[rule].code}\t{rule}\t{RULES[rule].summary}"
-        for rule, count in kinds.most_common()
-    )
-
-
 def counted(count: int, word: str) -> str:
     """Return a number with its noun, in the singular or plural."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"

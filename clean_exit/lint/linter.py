@@ -95,7 +95,7 @@ def _named(names: Collection[str]) -> set[str]:
 
 def check_source(source: Source) -> list[Finding]:
     """Return all findings of a file in the order of the source, one for each rule and place."""
-    module = Module(source.tree, source.path)
+    module = Module(source.tree)
     found: dict[tuple[str, int, int], Finding] = {}
 
     def add(rule: str, node: ast.AST, message: str, trace: tuple[str, ...]) -> None:

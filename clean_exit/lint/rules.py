@@ -94,7 +94,7 @@ def find_missing_attributes(cls: Destructible) -> Found:
             dereferenced.update(heads or [node.iter])  # type: ignore[union-attr]
         elif isinstance(node, ast.Constant):
             seen.add(str(node.value))  # As in hasattr(self, "pool").
-        if not name or name in seen or name in cls.methods or name in cls.inherited:
+        if not name or name in seen or name in cls.methods:
             continue
         is_caught = visit.is_guarded or visit.catches("AttributeError")
         if isinstance(node.ctx, ast.Load) and not is_caught:  # type: ignore[attr-defined]

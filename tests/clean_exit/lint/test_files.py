@@ -19,41 +19,6 @@ def lint_files(folder: Path, **files: str) -> LintResult:
     return lint(python_files([str(folder)]))
 
 
-BASE = "class Base:\n    closed = True\n    def __init__(self):\n        self.handle = 1\n"
-CHILD = """
-class Child(Base):
-    def __init__(self, path):
-        self.file = open(path)
-        self.closed = self.handle = self.name = 2
-    def __del__(self):
-        print(self.NAME)
-"""
-
-
-@pytest.mark.parametrize(
-    ("imports", "is_read"),
-    [
-        ("from pack.base import Base", True),
-        ("from .base import Base", True),
-        ("from .base import Other as Base", False),
-        ("from .nowhere import Base", False),
-        ("from elsewhere import Base", False),
-    ],
-)
-def test_attributes_of_a_base_in_another_file_are_known(
-    imports: str, is_read: bool, tmp_path: Path
-) -> None:
-    for name, is_own in (("name", True), ("closed", False), ("handle", False)):
-        result = lint_files(
-            tmp_path,
-            pack_S___init__="",
-            pack_S_base=BASE,
-            pack_S_child=f"{imports}\n{CHILD.replace('NAME', name)}",
-        )
-        expected = {"partial-init"} if is_own or not is_read else set()
-        assert {one.rule for one in result.findings} == expected, name
-
-
 def test_circular_imports_and_classes_end(tmp_path: Path) -> None:
     result = lint_files(
         tmp_path,
