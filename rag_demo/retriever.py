@@ -162,17 +162,21 @@ class Retriever(Resource):
             self.store.upsert(EmbeddedBatch.without_vectors(changed))
         return len(changed)
 
-    def delete(self, ids: Sequence[str]) -> int:
+    def delete(self, ids: Sequence[str] = (), *, where: Where | None = None) -> int:
         """Remove documents. Unknown ids are ignored.
 
         Args:
             ids: The ids of the documents.
+            where: Also remove the documents that match this filter; see `Where`.
 
         Returns:
             How many documents were removed.
         """
         self.ensure_open()
-        return self.store.delete(checked_texts(ids, "ids"))
+        names = checked_texts(ids, "ids")
+        if where is not None:
+            names += self.store.matching(where)
+        return self.store.delete(names)
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """Return a document for each id; None for an unknown one.
@@ -183,20 +187,24 @@ class Retriever(Resource):
         self.ensure_open()
         return self.store.get(checked_texts(ids, "ids"))
 
-    def page(self, limit: int, after: str | None = None) -> list[Document]:
-        """Return the next documents, in the order in which they were added.
+    def documents(
+        self, where: Where | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> list[Document]:
+        """Return documents ordered by id: a page of them, or all.
 
         Args:
+            where: Only documents that match this filter; see `Where`.
+            after: Only ids after this one: the last id of the page before.
             limit: How many at most.
-            after: The id of the last document so far; None for the first page.
-
-        Raises:
-            ValueError: No document has the id ``after``.
         """
-        names = self.ids()
-        if after is not None and after not in names:  # This reads to the place after it.
-            raise ValueError(f"no document has the id {short_repr(after)}; begin again")
-        return [each for each in self.get(list(islice(names, limit))) if each is not None]
+        self.ensure_open()
+        found = self.store.get(self.store.matching(where, after, limit))
+        return [each for each in found if each is not None]
+
+    def count(self, where: Where | None = None) -> int:
+        """Return how many documents match a filter; without one, how many there are."""
+        self.ensure_open()
+        return self.store.count if where is None else len(self.store.matching(where))
 
     def ids(self) -> Iterator[str]:
         """Yield the ids of all documents, in the order in which they were added."""

@@ -114,6 +114,14 @@ class ShardedStore:
         with self._lock:
             return chain.from_iterable([each.ids() for each in self._stores])
 
+    def matching(
+        self, where: Where | None, after: str | None = None, limit: int | None = None
+    ) -> list[str]:
+        """See `Store`."""
+        with self._lock:
+            every = [each.matching(where, after, limit) for each in self._stores]
+        return sorted(chain(*every))[:limit]
+
     def search(
         self,
         texts: Sequence[str],

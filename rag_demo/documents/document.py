@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from rag_demo.errors import short_repr
 
@@ -47,7 +50,8 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
     """Return a deep copy of metadata.
 
     Args:
-        metadata: A mapping of JSON values.
+        metadata: A mapping of JSON values. Scalars of numpy become Python's, and dates become text
+            as in ISO 8601.
         where: The document they belong to, for the error message.
 
     Raises:
@@ -60,7 +64,8 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
         return {}
     try:
         depth = _checked_depth(metadata)
-        plain: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+        encoded = json.dumps(dict(metadata), allow_nan=False, default=plain_scalar)
+        plain: dict[str, Any] = json.loads(encoded)
     except (TypeError, ValueError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"the metadata of {where} are not JSON: {error}") from None
@@ -78,6 +83,21 @@ def _checked_depth(value: Any) -> int:
     elif not isinstance(value, (list, tuple)):
         return 0
     return 1 + max(map(_checked_depth, value), default=0)
+
+
+def plain_scalar(value: Any) -> Any:
+    """Return the JSON value of a scalar of numpy, a date or a time.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, np.datetime64):
+        return str(value)
+    if isinstance(value, (np.bool_, np.number)):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} {short_repr(value)} is not a JSON value")
 
 
 def copied(value: Any) -> Any:

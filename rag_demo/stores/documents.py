@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,7 @@ from rag_demo.database import Database
 from rag_demo.documents.document import Document
 from rag_demo.stores.filters import (
     COMPARISONS,
+    ID,
     NUMBER,
     TEXT,
     AnyOf,
@@ -35,6 +36,7 @@ SCHEMA = (
 )
 _BATCH = 500  # parameters of a statement; older versions of SQLite accept 999
 _SELECT = "SELECT number, id, text, metadata, file FROM documents"
+_IDS = f"(SELECT number, id AS value, '{ID}' AS key, {TEXT} AS kind, 0 AS item FROM documents)"
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 MetadataRow = tuple[Any, int, int, Any, int]
@@ -63,7 +65,11 @@ class DocumentTable(Database):
                 )
                 connection.executemany(
                     "INSERT OR IGNORE INTO main.metadata VALUES (?, ?, ?, ?, ?)",
-                    (row for number, document in batch for row in _metadata_rows(number, document)),
+                    (
+                        row
+                        for number, document in batch
+                        for row in _metadata_rows(number, document.metadata)
+                    ),
                 )
 
     def replace_from(self, first: int, documents: Sequence[Document]) -> None:
@@ -140,13 +146,28 @@ class DocumentTable(Database):
                 return
             start = rows[-1][0] + 1
 
-    def matching(self, where: Where, alive: Mask) -> Mask:
+    def page(self, alive: Mask, after: str | None = None, limit: int | None = None) -> list[str]:
+        """Return the ids of documents that count, in order, from the one after an id on."""
+        numbers = np.flatnonzero(alive)
+        if 8 * len(numbers) < len(alive):  # They are found faster by their numbers.
+            return sorted(name for name in self.ids(numbers) if after is None or name > after)[
+                :limit
+            ]
+        query = "SELECT number, id FROM documents WHERE id >= ? ORDER BY id"
+        with self.use() as connection:
+            rows = connection.execute(query, (_storable(after or ""),))
+            found = (_text(name) for number, name in rows if number < len(alive) and alive[number])
+            return list(islice((name for name in found if name != after), limit))
+
+    def matching(self, where: Where | None, alive: Mask) -> Mask:
         """Tell which documents count and match a filter.
 
         Args:
-            where: The filter.
+            where: The filter; None for all documents.
             alive: Whether each number counts.
         """
+        if where is None:
+            return alive
         if not callable(where):
             return np.asarray(self._mask(parse_filter(where), len(alive)) & alive, bool)
         matched = np.zeros(len(alive), bool)
@@ -165,13 +186,20 @@ class DocumentTable(Database):
         if part.operator not in ("$ne", "$nin"):
             return self._holds(part, stop)
         # A condition never holds for a document without its key.
+        return np.asarray(self._has(part.key, stop) & ~self._holds(part, stop), bool)
+
+    def _has(self, key: str, stop: int) -> Mask:
+        """Tell which documents have a key."""
+        if key == ID:
+            return np.ones(stop, bool)
         query = "SELECT number FROM metadata WHERE item = 0 AND key IN ({})"
-        has_key = _mask_of(self._in_batches(query, [_storable(part.key)]), stop)
-        return np.asarray(has_key & ~self._holds(part, stop), bool)
+        return _mask_of(self._in_batches(query, [_storable(key)]), stop)
 
     def _holds(self, condition: Condition, stop: int) -> Mask:
         """Tell where a condition holds, or for a negated one, where its opposite does."""
-        name = condition.operator
+        name, key = condition.operator, condition.key
+        if name == "$exists":
+            return self._has(key, stop)
         codes: dict[int, list[Any]] = {}
         for value in condition.wanted if name in ("$in", "$nin") else [condition.wanted]:
             kind, code = encode(value)
@@ -179,8 +207,9 @@ class DocumentTable(Database):
         rows: list[Any] = []
         for kind, some in codes.items():
             for test in _tests(name, kind):
-                query = f"SELECT number FROM metadata WHERE key = ? AND kind = ? AND {test}"
-                rows += self._in_batches(query, some, _storable(condition.key), kind)
+                table = _IDS if key == ID else "metadata"
+                query = f"SELECT number FROM {table} WHERE key = ? AND kind = ? AND {test}"
+                rows += self._in_batches(query, some, _storable(key), kind)
         return _mask_of(rows, stop)
 
     def kinds(self) -> dict[str, set[int]]:
@@ -240,15 +269,19 @@ def _document(row: tuple[Any, ...]) -> Document:
         raise DamagedRowError(f"document {number} cannot be read: {error}") from None
 
 
-def _metadata_rows(number: int, document: Document) -> Iterator[MetadataRow]:
-    for key, value in document.metadata.items():
-        name = _storable(key)
+def _metadata_rows(
+    number: int, metadata: Mapping[str, Any], prefix: str = ""
+) -> Iterator[MetadataRow]:
+    for key, value in metadata.items():
+        name = _storable(prefix + key)
         kind, code = encode(value)
         yield name, 0, kind, _storable(code), number
         if isinstance(value, list):
             for item in value:
                 kind, code = encode(item)
                 yield name, 1, kind, _storable(code), number
+        if isinstance(value, Mapping):
+            yield from _metadata_rows(number, value, f"{prefix}{key}.")
 
 
 def _storable(value: Any) -> Any:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from rag_demo.documents.document import plain_scalar
 from rag_demo.errors import short_repr
 
 Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
@@ -17,17 +16,22 @@ Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 
 ``{"lang": "en"}`` compares a value, ``{"lang": ["en", "de"]}`` accepts any of several, and
 ``{"year": {"$gte": 2000, "$lt": 2010}}`` applies operators: ``$eq``, ``$ne``, ``$gt``, ``$gte``,
-``$lt``, ``$lte``, ``$in``, ``$nin`` and ``$contains`` (a list has this item, or a string this
-part). ``{"$and": [...]}`` and ``{"$or": [...]}`` combine filters, and ``{"$not": {...}}`` negates
-one. Numbers are compared with numbers and strings with strings; ``True`` does not equal ``1``. A
-condition never holds for a document without its key.
+``$lt``, ``$lte``, ``$in``, ``$nin``, ``$contains`` (a list has this item, or a string this
+part) and ``$exists``. The key ``"a.b"`` is the key b of the mapping a, and ``"$id"`` the document's
+id. ``{"$and": [...]}`` and ``{"$or": [...]}`` combine filters, and ``{"$not": {...}}`` negates
+one. Numbers are compared with numbers and strings with strings; ``True`` does not equal ``1``.
+Dates are compared as text, as in ISO 8601. A condition never holds for a document without its key,
+except ``{"$exists": False}``.
 """
 
 COMPARISONS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 """Operators of values that have an order, in SQL."""
-OPERATORS = ("$eq", "$ne", *COMPARISONS, "$in", "$nin", "$contains")
+OPERATORS = ("$eq", "$ne", *COMPARISONS, "$in", "$nin", "$contains", "$exists")
+ID = "$id"
+"""The key that stands for the document's id."""
 _MOST_DEPTH = 50  # of nested $and, $or and $not
 _LOGICAL = ("$and", "$or", "$not")
+_MISSING = ("$exists", False)
 _WITHOUT_DOLLAR = frozenset(name[1:] for name in OPERATORS)
 
 NUMBER, TEXT, BOOLEAN, NULL, JSON = range(5)
@@ -117,7 +121,7 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
             raise TypeError(f"where has the key {short_repr(key)}; keys must be str")
         if key in _LOGICAL:
             parts.append(_logical(key, wanted, depth + 1))
-        elif key.startswith("$"):
+        elif key.startswith("$") and key != ID:
             logical, compared = ", ".join(_LOGICAL), ", ".join(OPERATORS)
             raise ValueError(
                 f"where has the unknown operator {short_repr(key)}; combine filters with "
@@ -157,22 +161,24 @@ def _conditions(key: str, wanted: Any) -> list[Filter]:
             what = "a number or a string"
         elif name in ("$in", "$nin") and not isinstance(plain, list):
             what = "a list"
+        elif name == "$exists" and not isinstance(plain, bool):
+            what = "True or False"
         if what:
             raise TypeError(f"{name} in where must have {what}, got {short_repr(value)}")
-        parts.append(Condition(key, name, plain))
+        condition = Condition(key, name, plain)
+        parts.append(Not(Condition(key, name, True)) if (name, plain) == _MISSING else condition)
     return parts
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Turn numpy scalars into Python's; refuse values that JSON does not have."""
+    """Turn scalars of numpy and dates into JSON values; refuse everything else."""
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(key, each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
     if isinstance(value, Mapping):
         return {name: _plain(key, each) for name, each in value.items()}
     if value is None or isinstance(value, (str, int, float)):
         return value
-    raise TypeError(
-        f"where compares {short_repr(key)} with {short_repr(value)}, which is not a JSON value"
-    )
+    try:
+        return plain_scalar(value)
+    except TypeError as error:
+        raise TypeError(f"where compares {short_repr(key)} with a wrong value: {error}") from None

@@ -261,7 +261,7 @@ class IndexWriter:
 
     def matching(self, where: Where) -> list[str]:
         """Return the ids of the documents that match a filter."""
-        return self.documents.ids(np.flatnonzero(self.documents.matching(where, self.alive)))
+        return self.documents.page(self.documents.matching(where, self.alive))
 
     def of_files(self, files: Sequence[str] | None) -> list[str]:
         """Return the ids of the documents of files; None for all documents."""

@@ -433,11 +433,13 @@ class LocalStore:
         with self._search() as snapshot:
             return iter(snapshot.documents.ids(np.flatnonzero(snapshot.alive.rows)))
 
-    def matching(self, where: Where) -> list[str]:
-        """Return the ids of the documents that match a filter."""
+    def matching(
+        self, where: Where | None, after: str | None = None, limit: int | None = None
+    ) -> list[str]:
+        """See `Store`."""
         with self._search() as snapshot:
             allowed = snapshot.documents.matching(where, snapshot.alive.rows)
-            return snapshot.documents.ids(np.flatnonzero(allowed))
+            return snapshot.documents.page(allowed, after, limit)
 
     def kinds(self) -> dict[str, set[int]]:
         """Return the keys of metadata, each with the kinds of its values."""

@@ -441,10 +441,14 @@ class PostgresStore(Resource):
                  " FROM {documents}, jsonb_each(facts) GROUP BY key")  # fmt: skip
         return {key: {TEXT if is_text else JSON} for key, is_text in self._rows(query)}
 
-    def matching(self, where: Where) -> list[str]:
-        """Return the ids of the documents that match a filter."""
-        clause, values = compile_filter(where)
-        return self._column(f"SELECT id FROM {{documents}} WHERE {clause}", *values)
+    def matching(
+        self, where: Where | None, after: str | None = None, limit: int | None = None
+    ) -> list[str]:
+        """See `Store`."""
+        clause, values = compile_filter(where or {})
+        page = "AND (%s::text IS NULL OR id > %s) ORDER BY id LIMIT %s"
+        query = f"SELECT id FROM {{documents}} WHERE {clause} {page}"
+        return self._column(query, *values, after, after, limit)
 
     def verify(self) -> None:
         """Compare the tables with each other.

@@ -248,6 +248,17 @@ class Store(Protocol):
     def ids(self) -> Iterator[str]:
         """Yield the ids of all documents, each once."""
 
+    def matching(
+        self, where: Where | None, after: str | None = None, limit: int | None = None
+    ) -> list[str]:
+        """Return the ids of documents that match a filter, ordered.
+
+        Args:
+            where: The filter; None for all documents.
+            after: Only ids after this one, which need not exist.
+            limit: How many at most.
+        """
+
     def search(
         self,
         texts: Sequence[str],

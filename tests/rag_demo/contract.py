@@ -6,6 +6,7 @@ calls each function of `CHECKS` with an empty place of each kind.
 
 from __future__ import annotations
 
+import datetime
 import signal
 import subprocess
 import sys
@@ -130,6 +131,15 @@ FILTERS: dict[str, tuple[Any, Callable[[int], bool]]] = {
     "or": ({"$or": [{"n": 1}, {"even": True, "n": {"$lt": 5}}]}, lambda n: n in (0, 1, 2, 4)),
     "deep": ({"of": {"deep": [3, None]}}, lambda n: n == 3),
     "other key": ({"unknown": None}, lambda n: False),
+    "nested": ({"of.deep": {"$contains": 3}}, lambda n: n == 3),
+    "nested equal": ({"of.deep": {"$eq": [3, None]}}, lambda n: n == 3),
+    "exists": ({"of.deep": {"$exists": True}}, lambda n: True),
+    "is missing": ({"of.other": {"$exists": False}}, lambda n: True),
+    "id": ({"$id": ["d03", "d05", "unknown"]}, lambda n: n in (3, 5)),
+    "range of ids": ({"$id": {"$gte": "d05", "$lt": "d08"}}, lambda n: 5 <= n < 8),
+    "part of an id": ({"$id": {"$contains": "7"}}, lambda n: "7" in f"d{n:02}"),
+    "another id": ({"$id": {"$ne": "d03"}}, lambda n: n != 3),
+    "scalar of numpy": ({"n": {"$lte": np.float32(2)}}, lambda n: n <= 2),
 }
 
 
@@ -144,6 +154,44 @@ def check_filters_are_applied_inside_the_search(place: Place) -> None:
         assert len(retriever.search(QUERY, 3, where={"even": True})) == 3
         with pytest.raises(ValueError, match="regex"):
             retriever.search(QUERY, where={"n": {"$regex": "x"}})
+
+
+def check_documents_are_paged_counted_and_deleted_by_filter(place: Place) -> None:
+    where = {"even": True}
+    with place.open(Hashed()) as retriever:
+        add(retriever, list(DOCUMENTS)[::-1])
+        add(retriever, ["d06", "d07"])
+        wanted, pages, after = [f"d{n:02}" for n in range(0, 40, 2)], [], None
+        while page := retriever.documents(where, after=after, limit=7):
+            pages.append([each.id for each in page])
+            after = page[-1].id
+        assert [len(each) for each in pages] == [7, 7, 6]
+        assert [name for page in pages for name in page] == wanted
+        assert [each.id for each in retriever.documents(after="d37x")] == ["d38", "d39"]
+        assert (retriever.count(where), retriever.count()) == (20, 40)
+        assert retriever.delete(where=where) == 20
+        assert retriever.delete(["d01"], where={"n": [1, 3]}) == 2
+        assert retriever.delete(where={"evne": True}) == 0
+        place.keep(retriever)
+    with place.open(Hashed()) as retriever:
+        assert [each.id for each in retriever.documents()] == [f"d{n:02}" for n in range(5, 40, 2)]
+
+
+def check_dates_and_scalars_of_numpy_are_metadata(place: Place) -> None:
+    days = [datetime.date(2026, 11, 28), datetime.date(2026, 2, 1)]
+    with place.open(Hashed()) as retriever:
+        retriever.add(
+            ["a", "b"],
+            [{"day": day, "x": np.float32(2.5), "y": [np.int64(n)]} for n, day in enumerate(days)],
+            ["a", "b"],
+        )
+        place.keep(retriever)
+    with place.open(Hashed()) as retriever:
+        (document,) = retriever.documents({"day": {"$gt": datetime.date(2026, 3, 1)}})
+        assert document.metadata == {"day": "2026-11-28", "x": 2.5, "y": [0]}
+        assert retriever.count({"x": np.float64(2.5), "y": {"$contains": np.int8(1)}}) == 1
+        with pytest.raises(TypeError, match="not a JSON value"):
+            retriever.add(["c"], [{"x": object()}])
 
 
 def check_change_replaces_and_deletes(place: Place) -> None:
@@ -381,6 +429,8 @@ CHECKS: tuple[Callable[[Place], None], ...] = (
     check_change_replaces_and_deletes,
     check_chosen_ids_differ,
     check_closed_retriever_raises,
+    check_dates_and_scalars_of_numpy_are_metadata,
+    check_documents_are_paged_counted_and_deleted_by_filter,
     check_documents_come_back_as_they_were,
     check_filters_are_applied_inside_the_search,
     check_hybrid_search_weighs_both_rankings,

@@ -118,7 +118,7 @@ def test_interrupted_change_is_all_or_nothing(
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "metadata of None": ((["a", "b"], [{}, None], ["p", "q"]), TypeError, "must be a mapping"),
-    "a set": ((["a"], [{"x": {1}}], ["p"]), TypeError, "not JSON: .* set"),
+    "a set": ((["a"], [{"x": {1}}], ["p"]), TypeError, "not JSON: set "),
     "a key": ((["a"], [{1: 2}], ["p"]), TypeError, "keys must be str"),
     "not a number": ((["a"], [{"x": float("nan")}], ["p"]), ValueError, "not JSON: .* float"),
     "too many digits": ((["a"], [{"n": [10**4300]}], ["p"]), ValueError, "not JSON: .*digits"),
