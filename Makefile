@@ -23,7 +23,7 @@ export HF_HUB_OFFLINE := 1
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo docs
 
 # Takes about four minutes on two busy cores. test-slow and test-real run the remaining tests.
 test: .venv/.installed

@@ -71,7 +71,7 @@ def print_results(
 
 
 def _place(result: SearchResult) -> str:
-    """Return where a result can be opened: a file with its line, page, cell or anchor."""
+    """Return where a result can be opened: a file with its line, pages or cell."""
     metadata = result.metadata
     place = metadata.get("path")
     if not isinstance(place, str):
@@ -81,4 +81,6 @@ def _place(result: SearchResult) -> str:
     for name, form in (("line", ":{}"), ("page", "#page={}"), ("cell", " cell {}")):
         if name in metadata:
             place += form.format(metadata[name])
-    return f"{place} #{metadata['anchor']}" if "anchor" in metadata else place
+    if "last_page" in metadata:
+        place += f" to {metadata['last_page']}"
+    return place

@@ -34,6 +34,8 @@ def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
     if not corpus.is_file():
         raise SourceError(f"'{corpus}' cannot be read; {_LAYOUT}")
     documents = list(read_source(str(corpus), Skipped()))
+    if not documents:
+        raise SourceError(f"'{corpus}' contains no documents")
     queries = {each.id: each.text for each in read_source(f"{folder}/queries.jsonl", Skipped())}
     judgements: dict[str, dict[str, int]] = {}
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rag_demo.encoding.encoder import loading, sentence_transformers
+from rag_demo.encoding.model_identity import in_hub_cache
 from rag_demo.errors import ModelError
 from rag_demo.searching.results import SearchResult
 from torch_utils import Resource, closes_on_error, find_batch_size, get_optimal_device, release
@@ -95,9 +96,13 @@ class Reranker(Resource):
 
     def _model(self) -> Any:
         if self._encoder is None:
+            from huggingface_hub import HfApi
+
             self.device = self.device or get_optimal_device()
             hint = "name a folder with a cross-encoder, or a model on the hub"
             with loading(f"the reranker {self.name!r}", hint):
+                if not Path(self.name).exists() and in_hub_cache(self.name) is None:
+                    HfApi().model_info(self.name, timeout=10)  # Loading would try for a minute.
                 self._encoder = sentence_transformers().CrossEncoder(
                     self.name, device=self.device, trust_remote_code=self._trust_remote_code
                 )

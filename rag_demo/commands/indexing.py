@@ -24,7 +24,7 @@ from rag_demo.commands.options import (
     say,
     warn,
 )
-from rag_demo.documents.files import full_path
+from rag_demo.documents.files import full_path, is_read
 from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.documents.sources import STDIN, Document, Reading, Skipped, read_source
 from rag_demo.encoding.encoder import is_bfloat16_faster
@@ -44,6 +44,9 @@ _reading_options = options(
     ),
     click.option(
         "--exclude", multiple=True, metavar="GLOB", help="Skip matching files and folders."
+    ),
+    click.option(
+        "--as-text", multiple=True, metavar="GLOB", help="Read matching files as plain text."
     ),
     click.option(
         "--chunk-size",
@@ -90,6 +93,9 @@ def index(
     SOURCE is a folder, a file, or - for standard input. It reads text, Markdown,
     reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
     """
+    for option in ["device"] if on == "ray" else ["address", "actors"]:
+        if embedding[option] is not None:
+            raise click.UsageError(f"--{option} has no effect with --on {on}")
     reading, skipped = _pop_reading(embedding), Skipped()
     name, documents = _read(source, skipped, **reading)
     ray = {name: embedding.pop(name) for name in ("address", "actors")}
@@ -133,17 +139,22 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
         manifest = earlier.manifest  # All is decided on this state.
         name, documents = _read(source, skipped, on_read=files.add, **reading)
         sources = (manifest.source or _UNKNOWN).split(_AND)
-        together = _AND.join(dict.fromkeys([*sources, name]))
-        if not manifest.finished and manifest.source != together:
+        if not manifest.finished and sources[-1] != name:
             raise IndexFileError(  # It would look complete.
                 f"'{folder}' contains only part of {sources[-1]}, because its command was "
                 "interrupted; run that command again first"
             )
+        others = [each for each in sources if each != name]
+        after = [each for each in others if not _is_within(each, name)]
+        if not any(_is_within(name, each) for each in others):
+            after.append(name)
 
         def renamed(document: Document) -> Document:
             # Different files may have the same name; a file that is added again keeps its ids.
             name = document.id
-            while (known := earlier.get([name])[0]) and known.file != document.file:
+            while document.file and (known := earlier.get([name])[0]) and (
+                known.file not in (None, document.file)
+            ):  # fmt: skip
                 name += "~"
             return document._replace(id=name)
 
@@ -156,8 +167,9 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
         if manifest.model is not None:
             refuse_other_model(folder, manifest.model, embedder.identity)
         _ingest(
-            map(renamed, documents), embedder, folder, source=together,
-            replace=True, covers_all=False, based_on=manifest.commit, files=gone,
+            map(renamed, documents), embedder, folder, source=_AND.join([*others, name]),
+            source_after=_AND.join(after), replace=True, covers_all=False,
+            based_on=manifest.commit, files=gone,
         )  # fmt: skip
     count = load_manifest(folder).count
     say(f"added {name} to {folder}: {count} texts, {manifest.count} before")
@@ -165,9 +177,15 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
         warn(skipped)
 
 
+def _is_within(source: str, folder: str) -> bool:
+    """Tell whether `index` of a folder reads a source too."""
+    path = Path(source)
+    return path.is_relative_to(folder) and all(map(is_read, path.relative_to(folder).parts))
+
+
 def _pop_reading(options: dict[str, Any]) -> dict[str, Any]:
     """Take the options of `_reading_options` out of those of a command."""
-    names = ("include", "exclude", "chunk_size", "chunk_overlap", "text_field")
+    names = ("include", "exclude", "as_text", "chunk_size", "chunk_overlap", "text_field")
     return {name: options.pop(name) for name in names}
 
 

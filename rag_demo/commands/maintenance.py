@@ -22,7 +22,7 @@ from rag_demo.commands.options import (
 )
 from rag_demo.documents.document import Document
 from rag_demo.errors import RagDemoError
-from rag_demo.places import load_manifest, open_database
+from rag_demo.places import as_place, load_manifest, open_database
 from rag_demo.printable import on_one_line
 
 _LISTED_AT_ONCE = 1 << 10
@@ -85,18 +85,22 @@ def get(folder: Path, ids: tuple[str, ...]) -> None:
 @click.command("list")
 @folder_argument
 @where_option("List the texts that match, such as source=old.md; see rag-demo search --help.")
+@click.option("--after", metavar="ID", help="List only the IDs after this one.")
+@click.option("--limit", type=click.IntRange(1), help="List so many texts at most.")
 @json_option
-def list_texts(folder: Path, conditions: tuple[str, ...], as_json: bool) -> None:
-    """List the texts of the index in DIR: each ID with the beginning of its text."""
+def list_texts(
+    folder: Path, conditions: tuple[str, ...], after: str | None, limit: int | None, as_json: bool
+) -> None:
+    """List the texts of the index in DIR by ID: each ID with the beginning of its text."""
     where = parse_conditions(conditions)
     with contextlib.closing(open_saved(folder)) as saved:
-        names = list(saved.ids()) if where is None else saved.matching(where)
-        if where is not None and not names:
-            explain(where, [folder])
+        names = saved.matching(where, after, limit)
         for start in range(0, len(names), _LISTED_AT_ONCE):
             for document in saved.get(names[start : start + _LISTED_AT_ONCE]):
                 text = on_one_line(document.text)[:_LISTED_CHARS]
                 click.echo(_as_json(document) if as_json else f"{on_one_line(document.id)}\t{text}")
+    if where is not None and not names:
+        explain(where, [folder])
 
 
 def _as_json(document: Document) -> str:
@@ -107,10 +111,10 @@ def _as_json(document: Document) -> str:
 @folder_argument
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @where_option("Delete the texts that match, such as source=old.md; see rag-demo search --help.")
-def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> None:
+def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> int:
     """Delete texts from the index in DIR, by ID or by metadata.
 
-    rag-demo search --json prints the IDs.
+    rag-demo list prints the IDs. The exit code is 1 if there is nothing to delete.
     """
     from rag_demo.stores.index_writer import IndexWriter
     from rag_demo.stores.ingest import exit_on_sigterm
@@ -129,7 +133,10 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
         remaining = writer.count
     if unknown := set(ids) - known:
         warn(f"not in the index: {', '.join(sorted(unknown))}")
+    if where is not None and not matching:
+        explain(where, [folder])
     say(f"deleted {deleted} text{'s' * (deleted != 1)} from {folder}; {remaining} remain")
+    return int(not deleted)
 
 
 @click.command()
@@ -139,10 +146,10 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     "folder_of_snapshots",
     required=True,
     metavar="SNAPSHOTS",
-    type=click.Path(path_type=Path),
+    type=as_place,
     help="Folder for 000001, 000002, ... and the link latest.",
 )
-def snapshot(folder: Path, folder_of_snapshots: Path) -> None:
+def snapshot(folder: Any, folder_of_snapshots: Any) -> None:
     """Copy the index in DIR into a new numbered folder, which never changes.
 
     Replicas serve SNAPSHOTS/latest, or fetch the newest number. Other processes may change DIR
@@ -150,6 +157,9 @@ def snapshot(folder: Path, folder_of_snapshots: Path) -> None:
     """
     from rag_demo.stores.ingest import exit_on_sigterm
 
+    for place in (folder, folder_of_snapshots):
+        if not isinstance(place, Path):
+            raise RagDemoError(f"{place} is not a folder; copy a database with pg_dump")
     folder_of_snapshots.mkdir(parents=True, exist_ok=True)
     numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
     target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"

@@ -137,7 +137,9 @@ def open_saved(place: Any) -> Any:
     return store
 
 
-_CONDITION = re.compile(r"\s*([^$=<>!~][^=<>!~]*?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.DOTALL)
+_CONDITION = re.compile(
+    r"\s*(\$id|[^$=<>!~][^=<>!~]*?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.DOTALL
+)
 _OPERATORS = {"!=": "$nin", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "~": "$contains"}
 
 
@@ -188,16 +190,14 @@ def _typed(value: str) -> str | int | float | bool:
 
 def explain(where: Mapping[str, Any], places: Sequence[Any]) -> None:
     """Warn of conditions that no document of some indexes can fulfil."""
-    from rag_demo.stores.filters import COMPARISONS, TEXT, encode
+    from rag_demo.stores.filters import COMPARISONS, ID, TEXT, encode
 
-    kinds: defaultdict[str, set[int]] = defaultdict(set)
+    kinds = defaultdict(set, {ID: {TEXT}})
     for place in places:
         with contextlib.closing(open_saved(place)) as saved:
             for key, found in saved.kinds().items():
                 kinds[key] |= found
-    keys = (
-        f"the keys are: {', '.join(sorted(kinds))}" if kinds else "the documents have no metadata"
-    )
+    keys = f"the keys are: {', '.join(sorted(kinds))}"
     for each in where["$and"]:
         ((key, condition),) = each.items()
         ((name, wanted),) = condition.items()

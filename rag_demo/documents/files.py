@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
 import os
 import stat
@@ -13,6 +14,11 @@ MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JS
 _NEVER_READ = frozenset({"__pycache__", "node_modules"})
 
 TOO_LARGE = f"of more than {MOST_BYTES >> 20} MB"
+_MARKS = [
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+]
 _NAMES = 10  # that are listed for a reason
 Skip = Callable[..., None]  # see `Skipped.add`
 
@@ -73,26 +79,28 @@ def find_files(
             skipped.add(prefix or f"{folder}/", "a saved index")
             folders.clear()
             continue
-        for each in (below := sorted(filter(_is_read, folders))).copy():
-            is_excluded = _matches(prefix + each, exclude)
+        for each in (below := sorted(filter(is_read, folders))).copy():
+            is_excluded = matches(prefix + each, exclude)
             # Unlike Path.is_symlink, it accepts names that are too long.
             if is_excluded or os.path.islink(f"{where}/{each}"):  # noqa: PTH114
                 skipped.add(f"{prefix}{each}/", "excluded" if is_excluded else "a link")
                 below.remove(each)
         folders[:] = below
-        for each in sorted(filter(_is_read, files)):
+        for each in sorted(filter(is_read, files)):
             name = prefix + each
-            if _matches(name, exclude) or (include and not _matches(name, include)):
+            if matches(name, exclude) or (include and not matches(name, include)):
                 skipped.add(name, "excluded")
             else:
                 yield Path(where, each), name
 
 
-def _is_read(name: str) -> bool:
+def is_read(name: str) -> bool:
+    """Tell whether a file or folder of this name is read if it is found in a folder."""
     return not name.startswith(".") and name not in _NEVER_READ
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a relative path, or its last part, matches a shell pattern."""
     last = name.rpartition("/")[2]
     return any(
         fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(last, pattern) for pattern in patterns
@@ -129,16 +137,18 @@ def read_bytes(file: IO[bytes]) -> bytes:
     return content
 
 
-def to_text(content: bytes) -> str:
-    r"""Decode a text, and turn all line ends into "\n".
+def to_text(content: bytes, encoding: str = "utf-8") -> str:
+    r"""Decode a text, and turn all line ends into "\n". A byte order mark counts more.
 
     Raises:
-        UnreadableError: The text is not UTF-8, or contains a null character.
+        UnreadableError: The text has another encoding, or contains a null character.
     """
+    encoding = next((name for mark, name in _MARKS if content.startswith(mark)), encoding)
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
+        text = content.decode(encoding).removeprefix("\ufeff")
+    except ValueError:
+        name = "UTF-8" if encoding == "utf-8" else encoding
+        raise UnreadableError(f"not {name} text") from None
     if "\0" in text:
-        raise UnreadableError("not UTF-8 text")
+        raise UnreadableError("with a NUL byte, so not text")
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text

@@ -1,112 +1,187 @@
-"""Readers of HTML, notebooks and PDF files: a text, with the position in the file of each part."""
+"""Readers of text, Markdown, reStructuredText, HTML, notebooks and PDF files."""
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, chain
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
-from rag_demo.documents.files import UnreadableError
+from rag_demo.documents.files import UnreadableError, to_text
+from rag_demo.documents.passages import Heading
 from rag_demo.errors import required
+
+_FRONT_MATTER = re.compile(
+    r"\A(?:---[ \t]*\n(?=(?:#.*\n)*[\w\"'][^\n]*:)[\s\S]*?^(?:---|\.\.\.)"
+    r"|\+\+\+[ \t]*\n[\s\S]*?^\+\+\+)[ \t]*(?:\n|\Z)",
+    re.MULTILINE,
+)
+_TITLE = re.compile(r"^title[ \t]*[:=][ \t]*([\"']?)(?![>|])(\S.*?)\1[ \t]*$", re.MULTILINE)
+_MOST_MARKED = 1 << 22  # characters: each mark of Markdown takes a kilobyte of memory
+_UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'#*+.:`_])\2{2,}[ \t]*$", re.MULTILINE)
+_CHARSET = re.compile(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?([\w.:-]+)", re.I)
+_BOTH = ("start", "end")
+_MOST_NESTED = 1000  # elements of a page
+_HYPHEN = re.compile(r"(?<=[^\W\d_])-\n(?=[^\W\d_])")
 
 
 class ExtractedText(NamedTuple):
-    """A text, and the metadata of its parts: where each begins, in ascending order."""
+    """The text of a file.
+
+    Attributes:
+        text: The text.
+        unit: What is counted: "line", "page" or "cell".
+        starts: Where each line, page or cell begins in the text.
+        headings: The headings, in the order of the text.
+    """
 
     text: str
-    places: Iterable[tuple[int, dict[str, Any]]]
+    unit: str = ""
+    starts: Sequence[int] = ()
+    headings: Iterable[Heading] = ()
 
 
-def _joined(parts: Iterable[tuple[str, dict[str, Any]]]) -> ExtractedText:
-    """Join pieces of text, each with the metadata of its place."""
-    pieces, places = list(zip(*parts, strict=True)) or ((), ())
-    starts = accumulate(map(len, pieces[:-1]), initial=0)
-    return ExtractedText("".join(pieces), zip(starts, places, strict=False))  # Maybe none.
+def _joined(unit: str, parts: Sequence[str]) -> ExtractedText:
+    """Join pages or cells, with an empty line after each."""
+    pieces = [f"{part}\n\n" for part in parts]
+    return ExtractedText("".join(pieces), unit, [*accumulate(map(len, pieces), initial=0)][:-1])
 
 
-def with_lines(text: str) -> ExtractedText:
-    """Return a text with the numbers of its lines."""
+def read_text(content: bytes) -> ExtractedText:
+    """Read a plain text. Positions are lines."""
+    text = to_text(content)
     starts = chain([0], (found.end() for found in re.finditer("\n", text)))
-    return ExtractedText(text, ((start, {"line": n}) for n, start in enumerate(starts, 1)))
+    return ExtractedText(text, "line", list(starts))
 
 
-_HIDDEN = frozenset(["script", "style", "noscript", "iframe", "noembed", "noframes", "template"])
-_INLINE_NAMES = """
-    a abbr b bdi bdo big cite code data del dfn em font i img ins kbd label mark q s samp small span
-    strike strong sub sup time tt u var wbr
-"""
-_INLINE = frozenset(_INLINE_NAMES.split())
-_HEADING = re.compile("h[1-6]")
-_SPACES = re.compile(r"\s+")
-
-
-def read_html(page: str) -> ExtractedText:
-    """Return the text of a page: blocks become paragraphs, headings are marked as in Markdown.
-
-    Positions are lines of elements, and anchors are ids of elements. Scripts, styles and templates
-    are left out, and so is what is nested more than 2,000 deep; text that a style hides is
-    included.
-    """
-    return _joined(_parts(page))
-
-
-def _parts(page: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    with required("HTML"):
-        from lxml import etree, html
-    parser = html.HTMLParser(
-        encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True
+def read_rst(content: bytes) -> ExtractedText:
+    """Read reStructuredText. Headings are underlined."""
+    found = read_text(content)
+    headings = (
+        Heading(each.start(), each.end(), each[1].strip())
+        for each in _UNDERLINED.finditer(found.text)
     )
-    try:
-        root = html.document_fromstring(page.encode("utf-8", "replace"), parser)
-    except etree.ParserError:  # There is nothing but comments.
+    return found._replace(headings=headings)
+
+
+def read_markdown(content: bytes) -> ExtractedText:
+    """Read Markdown. Front matter is replaced by spaces; its title is that of the beginning."""
+    found = read_text(content)
+    matter = _FRONT_MATTER.match(found.text)
+    if matter is None:
+        return found._replace(headings=_markdown_headings(found.text))
+    end, title = matter.end(), _TITLE.search(matter[0])
+    text = re.sub(r"[^\n]", " ", matter[0]) + found.text[end:]
+    titles = [Heading(end, end, title[2])] if title else []
+    return found._replace(text=text, headings=chain(titles, _markdown_headings(text)))
+
+
+@lru_cache(maxsize=1)
+def _markdown_parser() -> Any:
+    with required("Markdown"):
+        from markdown_it import MarkdownIt
+    parser = MarkdownIt("commonmark")
+    parser.core.ruler.enableOnly(["normalize", "block"])
+    return parser
+
+
+def _markdown_headings(text: str, start: int = 0) -> Iterator[Heading]:
+    """Yield the headings of Markdown that begins at a place of a text."""
+    if len(text) > _MOST_MARKED:
         return
-    walker = etree.iterwalk(root, events=("start", "end"))
-    place: dict[str, Any] = {"line": 1}
-    mark, preformatted = "", 0
-    is_broken = is_spaced = True  # whether a paragraph, or a word, begins
-    for event, element in walker:
-        tag, opens = str(element.tag), event == "start"
-        if opens:
-            place = {**place, "line": element.sourceline or place["line"]}
-            if anchor := element.get("id"):
-                place["anchor"] = anchor
-        if is_hidden := opens and tag in _HIDDEN:
-            walker.skip_subtree()
-        preformatted += (tag == "pre") * (1 if opens else -1)
-        if tag not in _INLINE:
-            if not is_broken:
-                yield "\n\n", place
-                is_broken = is_spaced = True
-            mark = f"{'#' * int(tag[1])} " if opens and _HEADING.fullmatch(tag) else ""
-        text = "" if is_hidden else (element.text if opens else element.tail) or ""
-        if not preformatted:
-            text = _SPACES.sub(" ", text)
-            text = text.lstrip() if is_spaced else text
-        if text:
-            yield mark + text, place
-            mark, is_broken, is_spaced = "", False, text[-1].isspace()
+    lines = [start, *(start + found.end() for found in re.finditer("\n", text)), start + len(text)]
+    for mark, content in pairwise(_markdown_parser().parse(text)):
+        if mark.type == "heading_open" and mark.level == 0 and content.content:
+            first, end = mark.map
+            yield Heading(lines[first], lines[end], " ".join(content.content.split()))
 
 
-def read_notebook(content: str) -> ExtractedText:
-    """Return the sources of a Jupyter notebook's cells. Positions are the numbers of cells.
+def read_html(content: bytes) -> ExtractedText:
+    """Read the main text of a page, without navigation, as Markdown. It has no positions.
+
+    The encoding is that of a byte order mark, the declared one, or UTF-8.
+
+    Raises:
+        UnreadableError: The page has another encoding, or is nested too deep.
+    """
+    with required("HTML"):
+        import trafilatura
+        from lxml import etree, html
+        from trafilatura.settings import use_config
+    config = use_config()
+    config["DEFAULT"]["min_extracted_size"] = "1"  # It drops the headings of shorter pages.
+    logging.getLogger("trafilatura").addHandler(logging.NullHandler())
+    page = to_text(content, _charset(content)).encode("utf-8", "replace")
+    parser = html.HTMLParser(encoding="utf-8", huge_tree=True)
+    try:
+        root = html.document_fromstring(page, parser)
+        steps = (1 if event == "start" else -1 for event, _ in etree.iterwalk(root, _BOTH))
+        if max(accumulate(steps)) > _MOST_NESTED:
+            raise RecursionError
+        body = root.find("body")
+        if body is not None and not root.xpath("//article | //main"):
+            # Without either, trafilatura leaves out headings. It never reads the text of `body`.
+            body.tag = "article"
+            first = body.makeelement("p")
+            first.text, body.text = body.text, None
+            body.insert(0, first)
+            root.append(root.makeelement("body"))
+            root[-1].append(body)
+        text = trafilatura.extract(
+            root,
+            output_format="markdown",
+            include_formatting=True,
+            include_comments=False,
+            favor_recall=True,
+            fast=True,
+            config=config,
+        )
+    except etree.ParserError:  # There is nothing but comments.
+        text = ""
+    except RecursionError:
+        raise UnreadableError("nested too deep") from None
+    return ExtractedText(text or "", headings=_markdown_headings(text or ""))
+
+
+def _charset(content: bytes) -> str:
+    """Return the encoding that a page declares, as browsers understand it."""
+    found = _CHARSET.search(content[:1024])
+    try:
+        name = codecs.lookup(found[1].decode()).name if found else "utf-8"
+    except LookupError:
+        return "utf-8"
+    if name.startswith("utf-16"):  # The declaration could not be read if that were true.
+        return "utf-8"
+    return "cp1252" if name in ("iso8859-1", "ascii") else name
+
+
+def read_notebook(content: bytes) -> ExtractedText:
+    """Read the sources of a Jupyter notebook's cells. Headings are those of Markdown cells.
 
     Raises:
         UnreadableError: The content is not a notebook.
     """
     try:
-        cells = json.loads(content)["cells"]
-        texts = ["".join(cell.get("source", "")) for cell in cells]
+        cells = json.loads(to_text(content))["cells"]
+        sources = ["".join(cell.get("source", "")) for cell in cells]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableError("not a valid notebook", repr(error)) from None
-    return _joined((f"{text}\n\n", {"cell": n}) for n, text in enumerate(texts, 1))
+    found = _joined("cell", sources)
+    headings = (
+        _markdown_headings(source, start)
+        for cell, source, start in zip(cells, sources, found.starts, strict=True)
+        if cell.get("cell_type") == "markdown"
+    )
+    return found._replace(headings=chain.from_iterable(headings))
 
 
 def read_pdf(content: bytes) -> ExtractedText:
-    """Return the text of a PDF file's pages. Positions are the numbers of pages.
+    """Read the pages of a PDF file. Words that a line break divides are joined.
 
     Raises:
         UnreadableError: pypdf is not installed, or the file is not a PDF, is damaged, or needs a
@@ -121,4 +196,4 @@ def read_pdf(content: bytes) -> ExtractedText:
     except Exception as error:
         # A damaged file raises KeyError, AttributeError, RecursionError and others.
         raise UnreadableError("not a valid PDF", str(error) or type(error).__name__) from None
-    return _joined((f"{text}\n\n", {"page": n}) for n, text in enumerate(texts, 1))
+    return _joined("page", [_HYPHEN.sub("", text) for text in texts])

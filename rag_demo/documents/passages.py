@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,14 +14,18 @@ LONG_CHARS = 900  # of a text that is cut although a model can read it: it is fo
 SHORTEST = 20  # characters of a section; a shorter one is joined to the next
 _BLOCK = 1 << 14  # characters that are cut together: the splitter's time is quadratic in a line
 _ROUNDS = 8  # of cutting a passage again because it has too many tokens
-_HEADING = re.compile(
-    r"^(?:#{1,6}[ \t]+(.+)|(\S.*)\n([=\-~^\"'#*+.:`_])\3{2,}[ \t]*$)", re.MULTILINE
-)
 _SPACES = re.compile(r"\s*")
-_FENCED = re.compile(r"^[ \t]*(```|~~~)[\s\S]*?(?:^[ \t]*\1|\Z)", re.MULTILINE)
 
 Lengths = Callable[[Sequence[str]], Sequence[float]]
 """Returns for each text its length divided by what the model reads."""
+
+
+class Heading(NamedTuple):
+    """A heading in a text: where it starts and stops, in characters, and its title."""
+
+    start: int
+    stop: int
+    title: str
 
 
 class Passage(NamedTuple):
@@ -38,7 +42,7 @@ class Passage(NamedTuple):
 
 
 def cut(
-    text: str, size: int = PASSAGE_CHARS, overlap: int = 0, *, has_headings: bool = False
+    text: str, size: int = PASSAGE_CHARS, overlap: int = 0, headings: Iterable[Heading] = ()
 ) -> Iterator[Passage]:
     """Cut a text into passages. Nothing but spaces is left out, and time is linear in the text.
 
@@ -46,11 +50,10 @@ def cut(
         text: A text of any length.
         size: Characters of a passage, at most.
         overlap: Characters that a passage shares with the one before, at most.
-        has_headings: Whether headings, as in Markdown or reStructuredText, begin new passages.
+        headings: The headings in the order of the text. Each begins a new passage.
     """
     text = text.encode("utf-8", "replace").decode()  # The splitter refuses lone surrogates.
-    sections = _sections(text) if has_headings else [(0, 0, len(text), "")]
-    for start, body, stop, heading in sections:
+    for start, body, stop, heading in _sections(text, headings):
         if body - start > size // 2:
             body = start
         # A heading is not left alone: it is put before the first piece.
@@ -67,26 +70,21 @@ def cut(
             yield Passage(begin, begin + len(text[begin:stop].rstrip()), heading)
 
 
-def _sections(text: str) -> list[tuple[int, int, int, str]]:
+def _sections(text: str, headings: Iterable[Heading]) -> list[tuple[int, int, int, str]]:
     """Return each section's start, end of the heading, stop, and heading. Short ones are joined."""
     sections: list[tuple[int, int, int, str]] = []
-    code = [found.span() for found in _FENCED.finditer(text)]
-    start, body, heading, place = 0, 0, "", 0
-    for found in _HEADING.finditer(text):
-        while place < len(code) and code[place][1] <= found.start():
-            place += 1
-        if place < len(code) and code[place][0] <= found.start():
-            continue
-        if len(text[start : found.start()].strip()) >= SHORTEST:
-            sections.append((start, body, found.start(), heading))
-            start, body, heading = found.start(), found.start(), ""
-        if not heading:
-            heading = (found[1] or found[2]).strip()
-            if not text[start : found.start()].strip():
-                start, body = found.start(), _SPACES.match(text, found.end()).end()  # type: ignore[union-attr]  # it matches nothing too
+    start, body, title = 0, 0, ""
+    for heading in headings:
+        if len(text[start : heading.start].strip()) >= SHORTEST:
+            sections.append((start, body, heading.start, title))
+            start, body, title = heading.start, heading.start, ""
+        if not title:
+            title = heading.title
+            if not text[start : heading.start].strip():
+                start, body = heading.start, _SPACES.match(text, heading.stop).end()  # type: ignore[union-attr]  # it matches nothing too
     if sections and len(text[start:].strip()) < SHORTEST:
-        start, body, _, heading = sections.pop()
-    return [*sections, (start, body, len(text), heading)]
+        start, body, _, title = sections.pop()
+    return [*sections, (start, body, len(text), title)]
 
 
 def _end_of_block(text: str, start: int, stop: int) -> int:

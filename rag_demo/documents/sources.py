@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -22,21 +23,33 @@ from rag_demo.documents.files import (
     UnreadableError,
     find_files,
     full_path,
+    matches,
     open_file,
     read_bytes,
-    to_text,
 )
-from rag_demo.documents.formats import read_html, read_notebook, read_pdf, with_lines
+from rag_demo.documents.formats import (
+    read_html,
+    read_markdown,
+    read_notebook,
+    read_pdf,
+    read_rst,
+    read_text,
+)
 from rag_demo.documents.passages import PASSAGE_CHARS, cut
 from rag_demo.errors import SourceError, short_repr
 
 __all__ = ["STDIN", "Document", "Reading", "Skipped", "read_source"]
 
 STDIN = "-"
-_WITH_HEADINGS = (".md", ".markdown", ".rst", ".html", ".htm", ".xhtml", ".ipynb")
 _LINES = (".jsonl", ".ndjson")
-_SUFFIXES = ("", ".txt", ".text", ".py", ".pdf", *_WITH_HEADINGS, *_LINES)
-_READERS = {**dict.fromkeys([".html", ".htm", ".xhtml"], read_html), ".ipynb": read_notebook}
+_READERS = {
+    **dict.fromkeys(("", ".txt", ".text", ".py"), read_text),
+    **dict.fromkeys((".md", ".markdown"), read_markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
+    ".rst": read_rst,
+    ".ipynb": read_notebook,
+    ".pdf": read_pdf,
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,7 @@ class Reading:
         include: Patterns for the files of a folder. A file must match one, if any; then files of
             an unsupported type are read as plain text.
         exclude: Patterns of files and folders to skip.
+        as_text: Patterns for files of any type that are read as plain text.
         chunk_size: Characters of a passage, at most.
         chunk_overlap: Characters that a passage shares with the one before, at most.
         text_field: The field of JSON lines that has the text.
@@ -55,6 +69,7 @@ class Reading:
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    as_text: tuple[str, ...] = ()
     chunk_size: int = PASSAGE_CHARS
     chunk_overlap: int = 0
     text_field: str = "text"
@@ -89,9 +104,10 @@ def read_source(source: str, skipped: Skipped, reading: Reading = _DEFAULT) -> I
     if not source or not path.exists():
         raise SourceError(f"'{source}' does not exist; name a folder or a file")
     if not path.is_dir():
-        return _read_file(path, path.name, _refuse, reading, "")
+        return _read_file(path, path.name, _refuse, reading)
     files = find_files(path, skipped, include=reading.include, exclude=reading.exclude)
-    found = (_read_file(file, name, skipped.add, reading, f"{name}#") for file, name in files)
+    ids: dict[str, str] = {}
+    found = (_read_file(file, name, skipped.add, reading, ids) for file, name in files)
     return chain.from_iterable(found)
 
 
@@ -100,20 +116,29 @@ def _refuse(name: str, reason: str, detail: object = "") -> None:
 
 
 def _read_file(
-    path: Path, name: str, skip: Skip, reading: Reading, prefix: str
+    path: Path, name: str, skip: Skip, reading: Reading, ids: dict[str, str] | None = None
 ) -> Iterator[Document]:
-    """Read a file, and call ``skip`` for what cannot be read."""
+    """Read a file, and call ``skip`` for what cannot be read.
+
+    Args:
+        path: The file.
+        name: Its name in the folder.
+        skip: See `Skipped.add`.
+        reading: Options.
+        ids: See `_read_lines`; None for a file that is itself the source.
+    """
     place, suffix = full_path(path), path.suffix.lower()
-    if suffix not in _SUFFIXES and not reading.include:
-        skip(name, "of an unsupported type")
-        return
+    if matches(name, reading.as_text) or (suffix not in (*_READERS, *_LINES) and reading.include):
+        suffix = ".txt"
     # Lines of a single file belong to no file: another one with an id replaces it.
-    owner = None if suffix in _LINES and not prefix else place
+    owner = None if suffix in _LINES and ids is None else place
     try:
+        if suffix not in (*_READERS, *_LINES):
+            raise UnreadableError("of an unsupported type")
         with open_file(path) as file:
             found: Iterable[Document]
             if suffix in _LINES:
-                found = _read_lines(file, name, skip, reading.text_field, prefix)
+                found = _read_lines(file, name, skip, reading, {} if ids is None else ids)
             elif not (found := list(_read_passages(file, name, suffix, reading))):
                 skip(name, "without text")
             for document in found:
@@ -128,60 +153,60 @@ def _read_file(
 
 
 def _read_passages(file: IO[bytes], name: str, suffix: str, reading: Reading) -> Iterator[Document]:
-    content = read_bytes(file)
-    if suffix == ".pdf":
-        text, places = read_pdf(content)
-    else:
-        text, places = _READERS.get(suffix, with_lines)(to_text(content))
-    remaining = iter(places)
-    place: dict[str, Any] = {}
-    following = next(remaining, None)
-    size, overlap = reading.chunk_size, reading.chunk_overlap
-    for start, stop, heading in cut(text, size, overlap, has_headings=suffix in _WITH_HEADINGS):
-        while following is not None and following[0] <= start:
-            place, following = following[1], next(remaining, None)
-        title = {"title": heading} if heading else {}
-        metadata = {"source": name, "start": start, "stop": stop, **place, **title}
+    text, unit, starts, headings = _READERS[suffix](read_bytes(file))
+    for start, stop, heading in cut(text, reading.chunk_size, reading.chunk_overlap, headings):
+        metadata: dict[str, Any] = {"source": name, "start": start, "stop": stop}
+        if unit:
+            metadata[unit] = bisect_right(starts, start)
+        if unit == "page" and (last := bisect_left(starts, stop)) > metadata[unit]:
+            metadata["last_page"] = last
+        if heading:
+            metadata["title"] = heading
         yield Document(f"{name}#{start}", text[start:stop], metadata)
 
 
 def _read_lines(
-    file: IO[bytes], name: str, skip: Skip, text_field: str = "text", prefix: str = ""
+    file: IO[bytes], name: str, skip: Skip, reading: Reading, ids: dict[str, str]
 ) -> Iterator[Document]:
     """Yield the documents of lines, which are read one by one.
 
+    ``title`` is put before the text. ``id`` or ``_id``, a string or a number, is the document's id;
+    a line without an id has the id "NAME#NUMBER". All other fields are metadata.
+
     Args:
         file: The lines.
-        name: The name of the file, for the metadata's ``source``. A line without an id has the id
-            "NAME#NUMBER".
+        name: The name of the file, for the metadata's ``source``.
         skip: Called for a line that is not a document.
-        text_field: The field with the text. ``title`` is put before the text. ``id`` or ``_id``,
-            a string or a number, is the document's id. All other fields are metadata.
-        prefix: The beginning of the other ids.
+        reading: Options.
+        ids: The ids of the source, each with the name of its file. An id that an earlier file has
+            gets a "~" at its end.
 
     Raises:
         UnreadableError: A line has more than `MOST_BYTES`.
     """
-    seen: set[str] = set()
     for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES + 1), b""), start=1):
         if len(line) > MOST_BYTES:
             raise UnreadableError(f"with a line {TOO_LARGE}")
+        line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
         try:
-            document = _document(line, number, text_field, name, prefix)
-            if document.id in seen:
-                raise ValueError(f"the id {document.id!r} appears twice")
+            document = _document(line, number, reading.text_field, name)
+            unique = document.id
+            while ids.get(unique, name) != name:
+                unique += "~"
+            if unique in ids:
+                raise ValueError(f"the id {unique!r} appears twice")
         except ValueError as error:
             skip(f"{name}:{number}", "not a document", error)
         else:
-            seen.add(document.id)
-            yield document
+            ids[unique] = name
+            yield document._replace(id=unique)
 
 
-def _document(line: bytes, number: int, text_field: str, name: str, prefix: str) -> Document:
+def _document(line: bytes, number: int, text_field: str, name: str) -> Document:
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        record = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
@@ -199,7 +224,7 @@ def _document(line: bytes, number: int, text_field: str, name: str, prefix: str)
     record.setdefault("source", f"{name}:{number}")
     if isinstance(title, str) and title:
         text = f"{title}\n{text}"
-    name = f"{name}#{number}" if key is None else f"{prefix}{key}"
+    name = f"{name}#{number}" if key is None else str(key)
     return Document(
         name, text, checked_metadata({"line": number, **record}, f"the id {short_repr(name)}")
     )
@@ -212,7 +237,7 @@ def _read_stdin(reading: Reading) -> Iterator[Document]:
         stdin = io.BufferedReader(stdin)
     try:
         if stdin.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-            yield from _read_lines(stdin, "stdin", _refuse, reading.text_field)
+            yield from _read_lines(stdin, "stdin", _refuse, reading, {})
             return
         content = read_bytes(stdin)
         # The name depends on the content, so that another text gets another name.

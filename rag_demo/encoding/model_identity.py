@@ -119,7 +119,7 @@ def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
         OSError: A file cannot be read.
     """
     folder = Path(path)
-    found = folder if folder.is_dir() else _in_hub_cache(path)
+    found = folder if folder.is_dir() else in_hub_cache(path)
     name = name or (path if found is not folder else str(folder.resolve()))
     return ModelIdentity(name, dtype, fingerprint(found) if found else None)
 
@@ -157,7 +157,8 @@ def _digest(path: Path, *_status: int) -> str:
     return digest.hexdigest()
 
 
-def _in_hub_cache(name: str) -> Path | None:
+def in_hub_cache(name: str) -> Path | None:
+    """Return the folder of a model of the hub if it is on this machine. Makes no request."""
     from huggingface_hub import snapshot_download
 
     # For a name without an owner, sentence-transformers tries its own organization first.

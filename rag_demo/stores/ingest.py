@@ -111,6 +111,7 @@ def ingest(
     folder: str | Path | PostgresUrl,
     *,
     source: str | None = None,
+    source_after: str | None = None,
     replace: bool = False,
     covers_all: bool = True,
     files: Callable[[], Collection[str]] | None = None,
@@ -130,6 +131,7 @@ def ingest(
         embedding_model: The embedding model. It embeds new and changed documents only.
         folder: The folder of the index, or its URL in a database.
         source: A description of the source, which is stored in the index.
+        source_after: The description that a complete run leaves; by default ``source``.
         replace: Whether to replace an index of another source or another model.
         covers_all: Whether ``documents`` are all that the index should hold. Only then a damaged
             index of the same source is made again.
@@ -204,7 +206,7 @@ def ingest(
             write(*waiting.popleft())
         others = writer.of_files(None if files is None else list(files()))
         writer.delete([name for name in others if name not in ids])
-        writer.keep(source, finished=True)
+        writer.keep(source if source_after is None else source_after, finished=True)
         return Ingested(embedded, reused)
 
 

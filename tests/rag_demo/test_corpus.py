@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from support.pdf import pdf_of
 from support.programs import run_forked
-from support.rag_command import documents, fail, rag_demo, write_lines
+from support.rag_command import documents, fail, rag_demo, succeed, write_lines
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +76,8 @@ def test_other_kinds_of_files_are_read(tmp_path: Path) -> None:
     assert found["b.markdown#0"]["metadata"]["title"] == "Long name"
     assert "second cell" in found["c.ipynb#0"]["text"]
     assert found["c.ipynb#0"]["metadata"]["cell"] == 1
-    assert found["d.jsonl#1"]["metadata"]["line"] == 1
-    assert found["e.HTML#0"]["metadata"]["anchor"] == "p1"
+    assert found["1"]["metadata"]["line"] == 1
+    assert found["e.HTML#0"]["text"] == "short\n\nand longer words in it"
     paths = {each["metadata"]["path"] for each in found.values()}
     assert paths == {str(path) for path in tmp_path.iterdir()}
     assert "2 not a document (d.jsonl:2: not JSON" in said
@@ -130,25 +131,6 @@ def test_bad_json_line_is_named(tmp_path: Path, content: str, messages: list[str
     assert all(message in said for message in messages), said
 
 
-def pdf_of(*pages: str) -> bytes:
-    """Write a PDF by hand, without a table of its objects: a page for each text."""
-    kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(len(pages)))
-    objects = [
-        "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Count {len(pages)} /Kids [{kids}] >>",
-        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    for number, text in enumerate(pages):
-        drawn = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET"
-        objects += [
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * number} 0 R "
-            "/Resources << /Font << /F1 3 0 R >> >> >>",
-            f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream",
-        ]
-    body = "".join(f"{n} 0 obj\n{each}\nendobj\n" for n, each in enumerate(objects, start=1))
-    return f"%PDF-1.4\n{body}trailer << /Root 1 0 R >>\nstartxref\n0\n%%EOF".encode("ascii")
-
-
 def test_pdf_results_name_the_page(tmp_path: Path) -> None:
     """A damaged file is skipped."""
     pytest.importorskip("pypdf", reason="the extra pdf is not installed")
@@ -158,6 +140,7 @@ def test_pdf_results_name_the_page(tmp_path: Path) -> None:
     (tmp_path / "b.pdf").write_bytes(b"%PDF-1.4 damaged")
     found, said = read(tmp_path)
     assert found["a.pdf#0"]["metadata"]["page"] == 1
+    assert "a.pdf#page=1 to 2\t" in succeed("search", "index", "port", "--model", TINY[1])
     assert any("port" in each["text"] for each in found.values())
     assert "1 not a valid PDF (b.pdf: " in said
 

@@ -9,7 +9,7 @@ import pytest
 
 from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
 from support.programs import ROOT, assert_clean, run
-from support.rag_command import info, succeed
+from support.rag_command import fail, info, succeed
 from torch_utils import SafePyTorchCleanup
 
 KNOWN = {
@@ -42,9 +42,12 @@ def test_known_answers_are_found_and_memory_is_released(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("demo")
 def test_demo_compares_ways_to_release_memory() -> None:
-    result = run("from rag_demo.cli import main; main()", "demo", "--top-k", "3")
+    docs, question = ROOT / "docs" / "howto", "how is a model released in celery?"
+    command = ("demo", str(docs), question, "--top-k", "3")
+    result = run("from rag_demo.cli import main; main()", *command)
     assert_clean(result)
-    assert "docs/" in result.stdout
+    assert f"passages of {docs}" in result.stdout and question in result.stdout
+    assert "celery.md" in result.stdout
     assert "\\n" not in result.stdout, str(result)
     assert re.search(r"released: freed [\d.]+ MB on host in .* ms; resident ", result.stdout), str(
         result
@@ -56,3 +59,10 @@ def test_demo_compares_ways_to_release_memory() -> None:
     assert all(taken > 90 for taken, *_ in rows), str(result)
     (scope,) = (line for line in lines if " with SafePyTorchCleanup() " in line)
     assert float(re.findall(r"([\d.]+) MB", scope)[1]) > 90, scope
+
+
+def test_demo_reads_the_folder_that_it_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "'.' has no Markdown files" in fail("demo")

@@ -88,6 +88,7 @@ def test_table_names_the_collection(small: Path, tiny_model: Path) -> None:
     [
         ("corpus.jsonl", None, "cannot be read"),
         ("corpus.jsonl", '{"_id": 1, "text": "a"}\n' * 2, "the id '1' appears twice"),
+        ("corpus.jsonl", "", "contains no documents"),
         ("queries.jsonl", "{", "not JSON"),
         ("qrels/test.tsv", "a\tb\n1\t2\n", "wrong judgements"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq7\td1\t1\n", "unknown queries"),

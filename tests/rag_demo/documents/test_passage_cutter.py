@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_demo.documents.passages import PASSAGE_CHARS, cut, passages_of
+from rag_demo.documents.passages import PASSAGE_CHARS, Heading, cut, passages_of
 from support.programs import assert_clean, run
 
 PARAGRAPHS = st.lists(
@@ -19,11 +20,17 @@ PARAGRAPHS = st.lists(
 )
 
 
+def marked(text: str) -> list[Heading]:
+    """Find headings that begin with #."""
+    found = re.finditer(r"^#+ (.+)", text, re.MULTILINE)
+    return [Heading(each.start(), each.end(), each[1]) for each in found]
+
+
 @given(PARAGRAPHS, st.sampled_from([100, PASSAGE_CHARS]), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_cut_leaves_nothing_out(paragraphs: list[str], size: int, has_headings: bool) -> None:
     text = "\n\n".join(paragraphs)
-    passages = list(cut(text, size, has_headings=has_headings))
+    passages = list(cut(text, size, headings=marked(text) if has_headings else ()))
     whole = "".join("".join(text[p.start : p.stop].split()) for p in passages)
     assert whole == "".join(text.split())
     assert all(0 < p.stop - p.start <= size for p in passages)
@@ -37,17 +44,12 @@ def test_cut_leaves_nothing_out(paragraphs: list[str], size: int, has_headings: 
         ("## Port\n\n8443", ["Port"]),
         ("# Server\n\nA long description of it.\n\n## Port\n\n8443\n\n", ["Server"]),
         ("## Port\n\n8443\n\n## Host\n\nThe name of the host.", ["Port"]),
-        ("## Start\n\nA first program:\n\n```\nx = 1\n\n# a comment\n\ny = 2\n```\n", ["Start"]),
-        ("# One\n\nA program, indented:\n\n    # a comment\n    y = 2 + 2 + 2\n", ["One"]),
-        (
-            "Start\n=====\n\nA first text, not short.\n\nThe next\n--------\n\nA second one.",
-            ["Start", "The next"],
-        ),
+        ("# One\n\nA first text, not short.\n\n# Two\n\nA second one, longer.", ["One", "Two"]),
     ],
 )
 def test_heading_begins_a_passage(text: str, headings: list[str]) -> None:
     """A short section is joined to the next, or at the end to the one before."""
-    assert [passage.heading for passage in cut(text, has_headings=True)] == headings
+    assert [passage.heading for passage in cut(text, headings=marked(text))] == headings
 
 
 def test_sentences_of_scripts_without_spaces_stay_whole() -> None:
@@ -81,10 +83,13 @@ def test_passages_fit_into_what_the_model_reads(chars_per_token: float) -> None:
 
 
 HOSTILE = """
+from rag_demo.documents.formats import read_markdown
 from rag_demo.documents.passages import cut
-for part in ("\\u6f22\\u5b57", "!.?", '."\\')]', "# \\n\\n", "\\n \\t", "a\\n", " ", "#", "word "):
+MARKS = ("a\\n", "- a\\n", "[a\\n", "---\\na:\\n")
+for part in (*MARKS, "\\u6f22\\u5b57", "!.?", '."\\')]', "# \\n\\n", "\\n \\t", " ", "#", "word "):
     text = part * (400_000 // len(part))
-    assert sum(each.stop - each.start for each in cut(text, has_headings=True)) <= len(text)
+    headings = read_markdown(text.encode()).headings
+    assert sum(each.stop - each.start for each in cut(text, headings=headings)) <= len(text)
 print("done")
 """
 
