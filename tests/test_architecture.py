@@ -48,6 +48,7 @@ PRIVATE_TESTS = {
     "tests/applications/mutant/sitecustomize.py": "breaks the product on purpose",
     "tests/rag_demo/documents/test_passage_cutter.py": "an algorithm with many edges",
     "tests/rag_demo/documents/test_reading.py": "reading by the function that examples use",
+    "tests/rag_demo/encoding/test_embedding_cache.py": "a forked child, which cannot run a model",
     "tests/rag_demo/encoding/test_embeddings.py": "limits of a GPU on a CPU; the order of steps",
     "tests/rag_demo/test_store.py": "ingestion by the functions that examples use",
     "tests/support/ray_program.py": "puts a model that records its end into actors",

@@ -1,7 +1,7 @@
 """A cache of embeddings on disk, by model, dtype, device, prompt and text.
 
-It is one table of a SQLite file. Several processes may use it at once, and a killed process does
-not damage it.
+It is one table of a SQLite file. Several processes may use it at once, also forked ones, and a
+killed process does not damage it.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ class EmbeddingCache:
         try:
             if connection.execute(_OTHERS).fetchone():
                 raise OSError("another program or version wrote it; move it away")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")  # A power failure damages nothing.
+            # With a log (WAL), what a forked child stores is lost when its parent closes the file.
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("PRAGMA synchronous = OFF")  # Each row has a checksum.
             connection.execute(f"CREATE TABLE IF NOT EXISTS {_COLUMNS}")
         except BaseException:  # An interrupt must not leave it open.
             connection.close()

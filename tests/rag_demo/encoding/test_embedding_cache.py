@@ -139,6 +139,34 @@ def test_forked_child_and_parent_share_the_cache(tiny_model: Path, tmp_path: Pat
         assert not embed(model, ["the cache", "paris", "the city"])[1]
 
 
+def test_vectors_of_a_forked_child_stay(tmp_path: Path) -> None:
+    """Also those that it stores after its parent has closed the file."""
+    program = """
+    import os, sys, warnings
+    import numpy as np
+    from rag_demo.encoding.embedding_cache import EmbeddingCache
+    from pathlib import Path
+    warnings.simplefilter("ignore")  # Python 3.12 warns of every fork beside threads.
+    cache, keys = EmbeddingCache(Path(sys.argv[1])), [bytes([n] * 16) for n in range(12)]
+    vectors = np.eye(12, dtype=np.float32)
+    cache.put(keys[:4], vectors[:4])
+    (read, written), (ended, ending) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        cache.put(keys[4:8], vectors[4:8])
+        os.write(written, b"x")
+        os.read(ended, 1)
+        cache.put(keys[8:], vectors[8:])
+        os._exit(len(cache.get(keys, 12)))
+    os.read(read, 1)
+    cache.close()
+    os.write(ending, b"x")
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 12
+    assert len(cache.get(keys, 12)) == 12
+    cache.close()
+    """
+    assert_clean(run_forked(program, str(tmp_path / "c"), quick_end=True))
+
+
 def test_cache_ignores_vectors_of_a_changed_model(tiny_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model, tmp_path / "m"))
     with open_model(folder, tmp_path / "c") as model:
