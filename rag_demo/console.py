@@ -20,27 +20,24 @@ _SHOWN_CHARS = 300  # of a result's text on a terminal
 
 
 @contextlib.contextmanager
-def progress(
-    label: str, total: int | None, status: Callable[[], str] = str
-) -> Iterator[Callable[[int], None]]:
+def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on stderr if that is a terminal; yield the function that advances it.
 
     Args:
         label: What is done.
         total: How much there is to do; None if that is unknown.
-        status: Returns a text that is shown behind the bar.
     """
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
-    console, last = Console(stderr=True), "{task.completed} done {task.fields[status]}"
+    console, last = Console(stderr=True), "{task.completed} done"
     if not console.is_terminal:  # A hidden bar of older rich prints an empty line.
         yield lambda count: None
         return
     columns = Progress.get_default_columns()[: 4 if total else 3]
     with Progress(*columns, TextColumn(last), console=console) as bar:
-        task = bar.add_task(label, total=total, status="")
-        yield lambda count: bar.update(task, advance=count, status=status())
+        task = bar.add_task(label, total=total)
+        yield lambda count: bar.update(task, advance=count)
 
 
 def print_results(

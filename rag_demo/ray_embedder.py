@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -76,7 +75,6 @@ class RayEmbedder(Resource):
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads: ThreadPoolExecutor | None = None
         self._folder = ""
-        self._started_s = self._embedded = 0.0
         self.dimension = 0
 
     @property
@@ -88,14 +86,6 @@ class RayEmbedder(Resource):
     def in_flight(self) -> int:
         """How many batches to embed at the same time, so that no actor waits for a commit."""
         return 2 if self._threads else 0
-
-    def rates(self) -> str:
-        """Return how many texts an actor has embedded in a second, to show it."""
-        if not self._embedded:
-            return ""
-        taken_s = time.monotonic() - self._started_s
-        rate = self._embedded / taken_s / max(len(self._actors), 1)
-        return f"({rate:.0f} texts/s per actor)"
 
     def _start(self) -> ThreadPoolExecutor:
         self.ensure_open()
@@ -143,7 +133,6 @@ class RayEmbedder(Resource):
                 )
             for _ in range(_CALLS):
                 self._idle.put(loading[call])
-        self._started_s = time.monotonic()
 
     def embed_query(self, text: str) -> Vectors:
         """Refuse a query; a model in this process answers sooner."""
@@ -176,7 +165,6 @@ class RayEmbedder(Resource):
                 what = f"an actor failed, or made no progress for {_PATIENCE_S:g} s"
                 raise _error(what, error) from None
             self._idle.put(actor)
-            self._embedded += len(texts)  # About: another thread may do so at the same time.
             return vectors
         self._idle.put(None)  # Other threads wait too.
         raise ModelError("all actors are lost; run the same command again to continue")

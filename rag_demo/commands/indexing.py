@@ -212,9 +212,8 @@ def _ingest(documents: Iterable[Document], embedder: Any, place: Any, **options:
     from rag_demo.console import progress
     from rag_demo.stores.ingest import ingest
 
-    rates = getattr(embedder, "rates", str)  # of actors
     try:
-        with progress("embedding", None, rates) as advance:
+        with progress("embedding", None) as advance:
             return ingest(documents, embedder, place, on_progress=advance, **options).reused
     except KeyboardInterrupt:
         warn("interrupted; run the same command again to continue")

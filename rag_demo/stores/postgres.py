@@ -42,6 +42,7 @@ from rag_demo.exact_search.scores import exact_scores
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import (
     COMPARISONS,
+    ID,
     JSON,
     TEXT,
     All,
@@ -85,23 +86,33 @@ def _compiled(part: Filter) -> _Clause:
 
 def _condition(condition: Condition) -> _Clause:
     key, name, wanted = condition.key, condition.operator, condition.wanted
+    several = wanted if name in ("$in", "$nin") else [wanted]
+    codes = sorted({json.dumps(each) for each in several if each == each})  # Nothing equals NaN.
+    fact, path = "coalesce(facts -> %s::text, facts #> %s::text[])", [key, key.split(".")]
+    if key == ID:
+        fact, path = "to_jsonb(id)", []
+    if key == ID and name in ("$eq", "$in"):  # By an index.
+        return "id = ANY(%s::text[])", [[each for each in several if isinstance(each, str)]]
+    values: list[Any] = [codes]
     if name in COMPARISONS:
         if isinstance(wanted, bool):
             return "FALSE", []  # Only numbers and strings have an order.
-        path = f"strict $ ? (@ {COMPARISONS[name]} $wanted)"
-        clause = f"coalesce(jsonb_path_exists(facts -> %s::text, '{path}', %s::jsonb, TRUE), FALSE)"
-        return clause, [key, json.dumps({"wanted": wanted})]
-    several = wanted if name in ("$in", "$nin") else [wanted]
-    codes = sorted({json.dumps(each) for each in several if each == each})  # Nothing equals NaN.
-    if name == "$contains":
-        items = "jsonb_path_query(facts -> %s::text, 'strict $[*]', silent => TRUE) item"
-        part = "jsonb_typeof(facts -> %s::text) = 'string' AND strpos(facts ->> %s::text, %s) > 0"
-        clause = f"(EXISTS (SELECT FROM {items} WHERE item = ANY(%s::jsonb[])) OR {part}) IS TRUE"
-        return clause, [key, codes, key, key, wanted if isinstance(wanted, str) else None]
-    test = "<> ALL" if name in ("$ne", "$nin") else "= ANY"
-    clause = f"(facts ? %s::text AND facts -> %s::text {test} (%s::jsonb[]))"
-    values = [key, key, codes]
-    if test == "= ANY" and len(codes) == 1:  # An index of the metadata finds what may match.
+        test = f"jsonb_path_exists(fact, 'strict $ ? (@ {COMPARISONS[name]} $x)', %s::jsonb, TRUE)"
+        values = [json.dumps({"x": wanted})]
+    elif name == "$exists":
+        test, values = "fact IS NOT NULL", []
+    elif name == "$contains":
+        items = "jsonb_path_query(fact, 'strict $[*]', silent => TRUE) item"
+        part = "jsonb_typeof(fact) = 'string' AND strpos(fact #>> '{{}}', %s) > 0"
+        test = f"EXISTS (SELECT FROM {items} WHERE item = ANY(%s::jsonb[])) OR {part}"
+        values = [codes, wanted if isinstance(wanted, str) else None]
+    elif name in ("$ne", "$nin"):
+        test = "fact IS NOT NULL AND fact <> ALL(%s::jsonb[])"
+    else:
+        test = "fact = ANY(%s::jsonb[])"
+    clause = f"coalesce((SELECT {test} FROM (SELECT {fact}) facts (fact)), FALSE)"
+    values += path
+    if name in ("$eq", "$in") and len(codes) == 1 and "." not in key:  # By an index.
         clause = f"(facts @> jsonb_build_object(%s::text, %s::jsonb) AND {clause})"
         values = [key, *codes, *values]
     return clause, values
@@ -113,6 +124,12 @@ _TABLES = ("manifest", "documents", "vectors", "bits", "postings", "hnsw")
 _VERSION = 1
 _CANDIDATES = 400  # of an approximate search
 _MORE = 8  # rows than are wanted, so that most exact searches need one statement
+
+_LIMITS_OF = {  # by a part of the server's message
+    "index row": "an id, a path or a word is too long for an index of Postgres; use a shorter one",
+    "hnsw": "build_index() takes at most 2,000 dimensions; search exactly or with 'binary'",
+    "": "Postgres cannot keep so much; a vector has at most 16,000 dimensions",
+}
 
 _CREATE = """
 CREATE EXTENSION IF NOT EXISTS vector;
@@ -132,7 +149,7 @@ CREATE INDEX ON {postings} (term) INCLUDE (document, count, words);
 CREATE INDEX ON {postings} (document);
 """
 _READ = "SELECT version, model, dimension, source, finished, count, next FROM {manifest}"
-_LIMITS = "SELECT set_config('lock_timeout', %s, TRUE), set_config('statement_timeout', %s, TRUE)"
+_TIMEOUTS = "SELECT set_config('lock_timeout', %s, TRUE), set_config('statement_timeout', %s, TRUE)"
 _FILL_BITS = """
 INSERT INTO {bits} SELECT document, place, binary_quantize(embedding) FROM {vectors}
 WHERE document >= %s
@@ -168,6 +185,12 @@ _DISTANCES = {
 _INDEX = """
 CREATE INDEX IF NOT EXISTS {hnsw} ON {vectors}
 USING hnsw ((embedding::vector(<dimension>)) vector_ip_ops)
+"""
+_KEYS = """
+WITH RECURSIVE found (key, value) AS (SELECT each.* FROM {documents}, jsonb_each(facts) each
+UNION ALL SELECT found.key || '.' || each.key, each.value FROM found,
+    jsonb_each(CASE jsonb_typeof(found.value) WHEN 'object' THEN found.value END) each)
+SELECT key, bool_or(jsonb_typeof(value) = 'string') FROM found GROUP BY key
 """
 _FLAWS = """
 SELECT 'documents are missing' FROM {manifest} WHERE (count, words)
@@ -302,7 +325,8 @@ class PostgresStore(Resource):
         with self._errors(), psycopg.connect(url.conninfo, connect_timeout=wait_s) as connection:
             run = _Run(connection, self._names)
             if create:
-                run("SELECT pg_advisory_xact_lock(hashtext('{manifest}'))")  # Others may do this.
+                # One lock for all tables, because they share the extension.
+                run("SELECT pg_advisory_xact_lock(hashtext('rag_demo'))")
                 if run("SELECT to_regclass('{manifest}')").fetchone() == (None,):
                     run(_CREATE)
         self.manifest  # noqa: B018  (the model is checked)
@@ -437,9 +461,7 @@ class PostgresStore(Resource):
 
     def kinds(self) -> dict[str, set[int]]:
         """Return the keys of metadata, each with `TEXT` if a value is text, or else `JSON`."""
-        query = ("SELECT key, bool_or(jsonb_typeof(value) = 'string')"
-                 " FROM {documents}, jsonb_each(facts) GROUP BY key")  # fmt: skip
-        return {key: {TEXT if is_text else JSON} for key, is_text in self._rows(query)}
+        return {key: {TEXT if is_text else JSON} for key, is_text in self._rows(_KEYS)}
 
     def matching(
         self, where: Where | None, after: str | None = None, limit: int | None = None
@@ -551,7 +573,7 @@ class PostgresStore(Resource):
                 level = IsolationLevel.READ_COMMITTED if change else IsolationLevel.REPEATABLE_READ
                 connection.isolation_level, connection.read_only = level, not change
                 run, limit = _Run(connection, self._names), str(int(1000 * self.timeout_s))
-                run(_LIMITS, limit, "0" if change else limit)
+                run(_TIMEOUTS, limit, "0" if change else limit)
                 row = run(_READ + (" FOR UPDATE" if change else "")).fetchone()
                 if row is None or row[0] != _VERSION:
                     raise IndexVersionError(
@@ -582,10 +604,20 @@ class PostgresStore(Resource):
                 "Postgres knows no NUL, no lone surrogate and no infinity: "
                 f"{_on_one_line(error)}; remove it, or use an index in a folder"
             ) from None
-        except psycopg.Error as error:
+        except errors.ProgramLimitExceeded as error:
+            found = _on_one_line(error)
+            limit = next(limit for part, limit in _LIMITS_OF.items() if part in found)
+            raise UnstorableError(f"{limit} ({found})") from None
+        except errors.InsufficientPrivilege as error:
+            raise PostgresError(
+                f"the user of {self.url} lacks a right: {_on_one_line(error)}; grant it"
+            ) from None
+        except psycopg.OperationalError as error:
             raise PostgresError(
                 f"{self.url} cannot answer now: {_on_one_line(error)}; try again"
             ) from None
+        except psycopg.Error as error:
+            raise PostgresError(f"{self.url} refused this: {_on_one_line(error)}") from None
 
 
 def _on_one_line(error: Exception) -> str:

@@ -105,6 +105,6 @@ class PostgresServer:
         """Run one statement as another program would."""
         import psycopg
 
-        with psycopg.connect(self.url) as connection:
+        with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []

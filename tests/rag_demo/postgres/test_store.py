@@ -223,6 +223,47 @@ def test_many_writers_lose_no_update_and_do_not_deadlock(
     assert counts == (14, 14, 14, 0)
 
 
+def test_first_programs_of_a_new_database_create_their_tables(
+    server: PostgresServer, table: str
+) -> None:
+    """Each another index: the extension belongs to the database."""
+    server.execute(f"CREATE DATABASE {table}")
+    url = server.url.replace("/postgres", f"/{table}")
+    failed: list[Exception] = []
+
+    def open_one(number: int) -> None:
+        try:
+            PgVectorRetriever(Hashed(), url, f"t{number}").close()
+        except RagDemoError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=open_one, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_what_can_never_work_is_not_called_an_outage(server: PostgresServer, table: str) -> None:
+    noise = "".join(map(chr, np.random.default_rng(1).integers(33, 0x3000, 4_000).tolist()))
+    with PgVectorRetriever(Hashed(), server.url, table, approximate="hnsw") as retriever:
+        for match, change in (
+            ("an id, a path or a word is too long", lambda: retriever.add(["a"], ids=[noise])),
+            ("16,000 dimensions", lambda: retriever.add(["a"], vectors=np.ones((1, 16_001)))),
+        ):
+            with pytest.raises(RagDemoError, match=match) as caught:
+                change()
+            assert "try again" not in str(caught.value)
+            assert len(retriever) == 0
+        retriever.add(["a"], vectors=np.ones((1, 2_001)))
+        with pytest.raises(RagDemoError, match="2,000 dimensions"):
+            retriever.build_index()
+    server.execute(f"CREATE ROLE {table} LOGIN PASSWORD '{PASSWORD}'")
+    with pytest.raises(RagDemoError, match=r"lacks a right: permission denied .*; grant it"):
+        PgVectorRetriever(Hashed(), server.url.replace("tester", table), "another")
+
+
 def test_restarted_server_gives_an_error_and_then_works(table: str) -> None:
     own = PostgresServer()
     try:
