@@ -178,7 +178,7 @@ async def page(
     limit: Annotated[int, Query(ge=1)] = _PAGE,
     after: str | None = None,
 ) -> Response:
-    """Return the documents after one, in the order in which they were added."""
+    """Return the documents whose ids come after one, ordered by id."""
     at_most(limit, service.limits.max_top_k, "documents in a page", "limit")
     found = await _read(request, service, service.engine.page, (limit, after))
     documents = [each._asdict() for each in found]

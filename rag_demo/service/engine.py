@@ -21,7 +21,6 @@ from rag_demo.errors import ModelMismatchError, RagDemoError
 from rag_demo.places import load_manifest, make_retriever, open_indexes
 from rag_demo.reranker import Reranker
 from rag_demo.service import metrics
-from rag_demo.service.responses import Problem
 from rag_demo.service.settings import Settings
 from rag_demo.vectors import normalized
 from torch_utils import ModelHost
@@ -278,10 +277,7 @@ class Engine:
     def page(self, index: Any, inputs: Sequence[tuple[int, str | None]]) -> list[Any]:
         """Return a page of documents for each limit and last id."""
         self.refresh()
-        try:
-            return [index.page(limit, after) for limit, after in inputs]
-        except ValueError as error:
-            raise Problem(404, str(error), param="after") from None
+        return [index.documents(after=after, limit=limit) for limit, after in inputs]
 
 
 def estimate(texts: Sequence[str], most: int | None = None) -> list[int]:

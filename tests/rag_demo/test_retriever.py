@@ -94,17 +94,6 @@ def test_too_few_or_too_many_vectors_are_refused(retriever: Any, count: int) -> 
             retriever.search_batch(["one", "two"], mode=mode)
 
 
-def test_pages_follow_the_order_of_adding(retriever: Any) -> None:
-    retriever.add(TEXTS, ids=["f", "e", "d", "c", "b", "a"])
-    retriever.delete(["e"])
-    first = retriever.page(2)
-    assert [(each.id, each.text) for each in first] == [("f", "cache"), ("d", "paris")]
-    assert [each.id for each in retriever.page(9, first[-1].id)] == ["c", "b", "a"]
-    assert retriever.page(9, "a") == []
-    with pytest.raises(ValueError, match="no document has the id 'e'"):
-        retriever.page(9, "e")
-
-
 def test_stats_report_size_dimension_and_bytes(retriever: Any) -> None:
     assert (retriever.stats().size, retriever.stats().dimension) == (0, 0)
     retriever.add(TEXTS)
