@@ -9,13 +9,21 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from torch_utils._memory import empty_caches, trim_host
-from torch_utils._runtime import DEBUG, called_function, loaded_torch, log, notify
+from torch_utils._runtime import (
+    DEBUG,
+    called_function,
+    loaded_torch,
+    log,
+    notify,
+    reference_counts,
+)
 
 __all__ = ["clear_exception_frames", "find_batch_size", "is_out_of_memory"]
 
@@ -169,6 +177,14 @@ def clear_frame(frame: FrameType) -> bool:
         frame.clear()
     except RuntimeError:  # It is running or suspended.
         return False
+    # The frame keeps its function. If nothing else does, its closure goes too.
+    functions = [one for one in gc.get_referents(frame) if type(one) is FunctionType]
+    if reference_counts(functions) == [1]:
+        cells = list(functions[0].__closure__ or ())
+        for cell, count in zip(cells, reference_counts(cells), strict=True):
+            if count == 1:
+                with suppress(ValueError):  # It is empty.
+                    del cell.cell_contents
     if sys.version_info < (3, 13):
         _ = frame.f_locals  # Empties the dictionary that an earlier look at it has filled.
     return True

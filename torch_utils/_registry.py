@@ -67,16 +67,14 @@ class Registry:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._known_pid = 0
-        self.on_new_process: Callable[[], None] | None = None
+        self.closes_at_end_of_worker: Callable[[], bool] = bool
 
     def add(self, entry: Entry) -> None:
         """Register a new entry behind all others."""
         self._entries.pop(entry.key, None)  # Left by a destructor that did not call ours.
         self._entries[entry.key] = entry
-        if entry.pid != self._known_pid:
+        if entry.pid != self._known_pid and self.closes_at_end_of_worker():
             self._known_pid = entry.pid
-            if self.on_new_process is not None:
-                self.on_new_process()
 
     def get(self, key: int) -> Entry | None:
         """Return the entry of an owner, or None if it is closed."""
@@ -233,17 +231,22 @@ def close_everything() -> None:
 
 
 @early_bound
-def _close_at_end_of_worker() -> None:
+def _close_at_end_of_worker() -> bool:
     """Close the resources of a multiprocessing child, which skips atexit before Python 3.13.
 
     Multiprocessing runs its own finalizers. The negative priority makes this one run after the
     child has joined its own children.
+
+    Returns:
+        Whether this is such a child. One of a fork server may not know it yet.
     """
     process = modules.get("multiprocessing.process")
     util = modules.get("multiprocessing.util")
-    if process is not None and util is not None and process.parent_process() is not None:
-        util.Finalize(None, close_everything, exitpriority=-100)
+    if process is None or util is None or process.parent_process() is None:
+        return False
+    util.Finalize(None, close_everything, exitpriority=-100)
+    return True
 
 
-REGISTRY.on_new_process = _close_at_end_of_worker
+REGISTRY.closes_at_end_of_worker = _close_at_end_of_worker
 atexit.register(close_everything)

@@ -243,3 +243,12 @@ def called_function(function: Any) -> Any:
     if isroutine(function) or isinstance(function, (type, partial)):
         return function
     return type(function).__call__
+
+
+def reference_counts(things: list[Any]) -> list[int]:
+    """Return the number of references to each object, without those of this list."""
+    return [sys.getrefcount(thing) - _OWN_REFERENCES for thing in things]
+
+
+_OWN_REFERENCES = 0
+_OWN_REFERENCES = reference_counts([object()])[0]  # Python versions differ.

@@ -8,12 +8,14 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
+from typing import Any
 
 import pytest
 import torch
 
 from support.other_pythons import other_pythons
 from support.programs import assert_clean, run
+from support.releasing import gone, weak
 from torch_utils import (
     CleanupReport,
     SafePyTorchCleanup,
@@ -209,3 +211,21 @@ def test_handled_exception_keeps_its_frames() -> None:
         report: CleanupReport = release(Failing())
         assert report.errors[0].__context__ is handled
         assert not handled.args[0].expired()
+
+
+def test_clear_exception_frames_clears_closures() -> None:
+    """A cleared frame keeps its function, and that its closure."""
+
+    def fail(data: torch.Tensor) -> None:
+        storages.extend(weak(data))
+        max(data.sum() / number.missing for number in [1])  # type: ignore[attr-defined]
+
+    storages: list[Any] = []
+    kept = None
+    try:
+        fail(torch.ones(10))
+    except AttributeError as error:
+        kept = error
+    assert not gone(storages)
+    clear_exception_frames(kept)  # type: ignore[arg-type]
+    assert gone(storages)

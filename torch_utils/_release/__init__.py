@@ -1,6 +1,6 @@
-"""release(): plan, count, release and verify.
+"""release(): empty what is passed, and let reference counts decide about the rest.
 
-`plan` decides what to do with each object, and `storages` counts its memory. Then each of the
-`targets` releases its memory, and `run` reports what was freed. Only `objects` reads foreign
+`run` has the steps. `roots` says what is emptied, `counting` counts its memory by weak references,
+`tombstones` empties it, and `holders` finds what refers to the rest. Only `objects` reads foreign
 objects.
 """

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from sys import getrefcount
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -34,7 +33,7 @@ from torch_utils._release.objects import (
     name_of,
     parts_of,
 )
-from torch_utils._runtime import DEBUG, log, private, whole_torch
+from torch_utils._runtime import DEBUG, log, private, reference_counts, whole_torch
 
 
 @contextmanager
@@ -234,7 +233,10 @@ class Inventory:
     def _enter(self, visit: _Visit, pending: list[_Visit]) -> None:
         """Count a tensor or an array; add another object to those whose parts are examined."""
         kind = self.kind(visit.thing)
-        visit.root.is_found |= SKIPPED < kind < OTHER
+        # An object in a container may be a companion, such as a preprocessor with an array.
+        visit.root.is_found |= kind in (TENSOR, PACKED, MODULE) or (
+            kind == ARRAY and visit.root.is_passed
+        )
         self.is_partial |= kind == PACKED
         if kind == TENSOR:
             self._add_tensor(visit.thing, visit.name, visit.is_expected)
@@ -252,8 +254,12 @@ class Inventory:
             self.parts.append(Part(visit.name, None))
         pending: list[_Visit] = []
         self._enter(visit, pending)
+        if not visit.root.is_passed:  # What lies behind it does not belong to a companion.
+            visit = visit._replace(root=Root(None, ""))
         while pending and self._looks_left > 0:
             for inner, _ in parts_of(pending.pop().thing):
+                if self._looks_left <= 0:
+                    break
                 if id(inner) not in seen and self.kind(inner):
                     self._looks_left -= 1
                     seen.add(id(inner))
@@ -347,6 +353,10 @@ class Inventory:
         """Return whether torch freed a storage, and only its lender keeps the memory."""
         return bool(held.lent_at) and self.is_expired(held)
 
+    def lent_bytes(self) -> int:
+        """Return the bytes that torch freed, and whose lender may have freed them as well."""
+        return sum(held.nbytes for held in self._held.values() if self.is_lent(held))
+
     def is_expired(self, held: Held) -> bool:
         """Return whether torch freed a storage."""
         expired: bool = self._is_expired(held.weak)
@@ -388,15 +398,6 @@ class Inventory:
 
 def _join(name: str, label: str) -> str:
     return name + label if len(name) < _LONGEST_NAME else name
-
-
-def reference_counts(things: list[Any]) -> list[int]:
-    """Return the number of references to each object, without those of this list."""
-    return [getrefcount(thing) - _OWN_REFERENCES for thing in things]
-
-
-_OWN_REFERENCES = 0
-_OWN_REFERENCES = reference_counts([object()])[0]  # Python versions differ.
 
 
 def sizes_of(thing: Any) -> dict[str, int]:

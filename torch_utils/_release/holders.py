@@ -17,14 +17,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from gc import is_tracked
-from types import FrameType, FunctionType, ModuleType, TracebackType
+from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
 
 from torch_utils._oom import clear_frame
 from torch_utils._release.counting import (
     Held,
     Inventory,
-    reference_counts,
     storages_of,
     without_overrides,
 )
@@ -36,7 +35,7 @@ from torch_utils._release.objects import (
     module_of,
     name_of,
 )
-from torch_utils._runtime import DEBUG, log, whole_torch
+from torch_utils._runtime import DEBUG, log, reference_counts, whole_torch
 
 SEARCH_S = 0.01
 RUNNING = "probably a local variable of a running function"
@@ -209,28 +208,58 @@ def _variables_of(variables: dict[str, Any]) -> Iterator[tuple[Any, str]]:
             yield value, f"the variable {name!r} of {where}"
 
 
-def clear_ended_frames(inventory: Inventory, holders: Holders) -> None:
-    """Clear the frames of calls that have ended, such as those of a stored exception.
+_HOLDING = (tuple, list, dict, set, CellType, MethodType)
+_MOST_STEPS = 1000  # from a frame, through such objects
 
-    A walk of the heap finds those that refer to parts whose holders are not known, and another one
-    the tracebacks with the frames of the functions that these have called. References that the
-    garbage collector cannot see are those of running functions, and are added to the holders.
+
+def clear_ended_frames(inventory: Inventory, holders: Holders) -> None:
+    """Clear the frames of calls that have ended, if they lead to memory whose holder is unknown.
+
+    They are those of tracebacks, such as of a stored exception. One pass over the heap finds them.
+    """
+    lost = [held for held in inventory.alive() if not holders.of(held)]
+    numbers = {held.part for held in lost if held.part is not None}
+    wanted = {id(part) for n in numbers if (part := inventory.parts[n].get()) is not None}
+    keys = {held.key for held in lost}
+    part = None
+    with without_overrides(whole_torch()):
+        for one in [each for each in gc.get_objects() if type(each) is TracebackType]:
+            traceback: TracebackType | None = one
+            if _leads_to(one.tb_frame, wanted, keys):
+                while traceback is not None:
+                    clear_frame(traceback.tb_frame)
+                    traceback = traceback.tb_next
+
+
+def _leads_to(frame: FrameType, wanted: set[int], keys: set[int]) -> bool:
+    torch: Any = whole_torch()
+    pending, seen = gc.get_referents(frame), {id(frame)}
+    while pending and len(seen) < _MOST_STEPS:
+        thing = pending.pop()
+        if id(thing) in wanted:
+            return True
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if is_instance(thing, torch.Tensor):
+            if any(storage._cdata in keys for storage in storages_of(torch, thing)):
+                return True
+        elif type(thing) in _HOLDING and not (type(thing) is dict and "__builtins__" in thing):
+            pending += gc.get_referents(thing)
+    return False
+
+
+def name_running_functions(inventory: Inventory, holders: Holders) -> None:
+    """Add functions that are running to the holders.
+
+    References that the garbage collector cannot see are theirs. One walk of the heap counts the
+    others.
     """
     lost = {h.part for h in inventory.alive() if h.part is not None and not holders.of(h)}
     numbers = sorted(number for number in lost if number is not None)[:_MOST_SUSPECTS]
     numbers = [number for number in numbers if inventory.parts[number].get() is not None]
     parts = [inventory.parts[number].get() for number in numbers]
-    if not parts:
-        return
-    referrers = [one for one in gc.get_referrers(*parts) if one is not parts]
-    frames = [one for one in referrers if type(one) is FrameType]
-    tracebacks = gc.get_referrers(*frames) if frames else []
-    for traceback in tracebacks:
-        while type(traceback) is TracebackType:
-            clear_frame(traceback.tb_frame)
-            traceback = traceback.tb_next
-    for frame in frames:
-        clear_frame(frame)
+    referrers = [one for one in gc.get_referrers(*parts) if one is not parts] if parts else []
     torch: Any = whole_torch()
     for number, part, count in zip(numbers, parts, reference_counts(parts), strict=True):
         seen = sum(inner is part for one in referrers for inner in gc.get_referents(one))

@@ -159,7 +159,7 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 # Parts
 
 
-def items_of(thing: Any) -> list[tuple[Any, str]] | None:
+def items_of(thing: Any) -> Iterator[tuple[Any, str]] | None:
     """Return what stands in a list, tuple, set, deque or dictionary, with labels such as "[0]".
 
     Of a dictionary these are the values, and the keys that are objects. What cannot lead to memory
@@ -167,19 +167,30 @@ def items_of(thing: Any) -> list[tuple[Any, str]] | None:
     """
     if is_among(type(thing), _VIEWS):
         return items_of(get_referents(thing)[0])
-    holders = _untracked_classes()
     if is_instance(thing, dict):
-        if dict.__contains__(thing, "__builtins__"):
-            return []  # The globals of a module lead to everything.
-        pairs = list(dict.items(thing))
-        found = [(value, f"[{_shown(key)}]") for key, value in pairs if _leads_on(value, holders)]
-        return found + [(key, ".keys()") for key, _ in pairs if is_tracked(key)]
+        is_globals = dict.__contains__(thing, "__builtins__")  # They lead to everything.
+        return iter(()) if is_globals else _items_of_dictionary(list(dict.items(thing)))
     for kind in _SEQUENCES:
         if is_instance(thing, kind):
             iterate: Callable[[Any], Iterator[Any]] = kind.__iter__
-            parts = enumerate(list(iterate(thing)))
-            return [(part, f"[{index}]") for index, part in parts if _leads_on(part, holders)]
+            return _items_of_sequence(list(iterate(thing)))
     return None
+
+
+def _items_of_dictionary(pairs: list[tuple[Any, Any]]) -> Iterator[tuple[Any, str]]:
+    holders = _untracked_classes()
+    for key, value in pairs:
+        if _leads_on(value, holders):
+            yield value, f"[{_shown(key)}]"
+        if is_tracked(key):
+            yield key, ".keys()"
+
+
+def _items_of_sequence(items: list[Any]) -> Iterator[tuple[Any, str]]:
+    holders = _untracked_classes()
+    for index, item in enumerate(items):
+        if _leads_on(item, holders):
+            yield item, f"[{index}]"
 
 
 def _shown(key: Any) -> str:

@@ -58,8 +58,8 @@ def roots_of(objects: Sequence[Any], inventory: Inventory) -> list[Root]:
             continue
         items = items_of(thing)
         if items is not None:
-            pending += [(item, name + label, False) for item, label in reversed(items)]
-        if items is not None and closer_of(thing) is None:
+            pending += [(item, name + label, False) for item, label in items][::-1]
+        if items is not None and closer_of(thing) is None and not attributes_of(thing):
             continue
         advice = refusal(thing, inventory)
         if not advice:

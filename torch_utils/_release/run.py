@@ -31,8 +31,18 @@ from torch_utils._memory import trim_host as trim_host_heap
 from torch_utils._oom import Handled
 from torch_utils._registry import QUIET_THREADS, UNAWAITED, unawaited_error
 from torch_utils._release.counting import TENSOR, Inventory, Root, without_overrides
-from torch_utils._release.holders import Holders, clear_ended_frames, find_holders
-from torch_utils._release.objects import find_in_class, is_released, name_of
+from torch_utils._release.holders import (
+    Holders,
+    clear_ended_frames,
+    find_holders,
+    name_running_functions,
+)
+from torch_utils._release.objects import (
+    dictionary_slot,
+    find_in_class,
+    is_released,
+    name_of,
+)
 from torch_utils._release.roots import closer_of, roots_of, without_memory
 from torch_utils._release.tombstones import bury, empty_tensor
 from torch_utils._report import CleanupReport, StillHeld, variables_first
@@ -152,12 +162,25 @@ class Release:
         close = closer_of(root.thing)
         if close is not None:
             self._call(f"{name}.close()", close)
+            root.is_found = not is_shutting_down() and self._holds_memory(root)
         destructor = find_in_class(type(root.thing), "__del__")
         is_emptied = root.is_found or (close is None and is_shutting_down())
-        if destructor is not None and is_emptied and not is_released(root.thing):
+        if destructor is not None and dictionary_slot(type(root.thing)) is None:
+            root.is_found = False  # Python will call it, on the whole object.
+        elif destructor is not None and is_emptied and not is_released(root.thing):
             self._call(f"{name}.__del__()", lambda: destructor(root.thing))
             if is_shutting_down():
                 bury(root.thing, name, self._place, [])  # It must not run again.
+
+    def _holds_memory(self, root: Root) -> bool:
+        """Return whether a closed object still holds memory; otherwise it stays what it is."""
+        closed = Root(root.thing, root.name)
+        try:
+            with without_overrides(whole_torch()):
+                Inventory(follows_functions=False).count([closed])
+        except Exception as error:  # As in `_examine`.
+            self.failed(root.name, error)
+        return closed.is_found
 
     def _call(self, name: str, function: Any) -> None:
         self._has_called = True
@@ -173,11 +196,6 @@ class Release:
     def _empty(self, roots: list[Root], trash: list[Any]) -> None:
         for root in () if is_shutting_down() else roots:  # The system takes the memory back.
             try:
-                if root.is_found and closer_of(root.thing) is not None:
-                    # It stays what it is, unless it still holds memory.
-                    closed = Root(root.thing, root.name)
-                    Inventory(follows_functions=False).count([closed])
-                    root.is_found = closed.is_found
                 if not root.is_found or is_released(root.thing):
                     continue
                 if self.inventory.kind(root.thing) == TENSOR:
@@ -248,7 +266,7 @@ class Release:
         is_all = self.empties_all or self.thorough or self.collect == "full"
         if self.empty_cache and (is_all or freed_bytes.keys() - {"host"}):
             empty_caches()
-        is_large = freed_bytes.get("host", 0) >= LEAST_BYTES
+        is_large = freed_bytes.get("host", 0) + self.inventory.lent_bytes() >= LEAST_BYTES
         if self.trim_host and (is_all or is_large or self.inventory.is_partial or self._has_called):
             trim_host_heap()
 
@@ -271,12 +289,15 @@ class Release:
             self._holders = find_holders(inventory)
             if self.collect in ("auto", "full") and self._unexplained_bytes():
                 clear_ended_frames(inventory, self._holders)
+                if self._unexplained_bytes():
+                    name_running_functions(inventory, self._holders)
         if is_auto and (inventory.is_partial or self._unexplained_bytes() >= LEAST_BYTES):
             gc.collect()
 
     def _unexplained_bytes(self) -> int:
         held = self.inventory.alive()
-        return sum(h.nbytes for h in held if not (h.lent_at or self._holders.of(h)))
+        is_lent = self.inventory.is_lent
+        return sum(h.nbytes for h in held if not (is_lent(h) or self._holders.of(h)))
 
     def _report(self) -> CleanupReport:
         inventory = self.inventory

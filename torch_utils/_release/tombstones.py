@@ -94,7 +94,7 @@ def _nothing_like(torch: Any, tensor: Any) -> Any:
 
 # Tombstones
 
-_KEY = "_released"  # The key of a released object's ReleaseRecord in its dictionary.
+_KEY = "torch_utils: released"  # The key of a ReleaseRecord; no attribute has this name.
 _CLASS: Any = object.__dict__["__class__"]
 _read: Callable[[Any, str], Any] = object.__getattribute__
 

@@ -179,3 +179,46 @@ def test_close_that_returns_a_coroutine_is_an_error(make: Any, in_scope: bool) -
     (error,) = report.errors
     assert re.match(r"to_\w+\(\) has to be awaited.*async with", str(error))
     assert not isinstance(thing, nn.Module) or repr(thing).startswith("<released")
+
+
+class Ending:
+    """Counts what runs, and drops its model in ``close()``."""
+
+    def __init__(self, keeps: bool) -> None:
+        self.model: Any = nn.Linear(2, 2)
+        self.keeps, self._released = keeps, False
+        self.calls = CALLS
+
+    def close(self) -> None:
+        self.calls.append("close")
+        if not self.keeps:
+            self.model = None
+
+    def __del__(self) -> None:
+        self.calls.append("del")
+
+
+class SlottedEnding:
+    __slots__ = ("calls", "model")
+
+    def __init__(self, keeps: bool) -> None:
+        self.model, self.calls = nn.Linear(2, 2), CALLS
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def __del__(self) -> None:
+        self.calls.append("del")
+
+
+CALLS: list[str] = []
+
+
+@pytest.mark.parametrize("kind", [Ending, SlottedEnding])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_destructor_runs_once_whatever_close_gives_up(kind: Any, keeps: bool) -> None:
+    CALLS.clear()
+    thing = kind(keeps)
+    assert release(thing).errors == ()
+    del thing
+    assert CALLS == ["close", "del"]

@@ -12,6 +12,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,9 +34,13 @@ class Classifier(nn.Module):
 
 
 class App:
-    """An application with routes, as web frameworks have it."""
+    """An application with routes and a state, as web frameworks have it."""
 
     routes: dict[str, Any]
+    encoder: nn.Module
+    model: nn.Module
+    app: Any
+    data: Any
 
 
 REGISTRY: dict[str, Any] = {}
@@ -211,6 +216,34 @@ def test_frames_of_calls_that_ended_are_no_users() -> None:
     assert str(kept) == "torch.Size([1, 4])"
 
 
+@torch.no_grad()
+def predict(encoder: nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
+    return [encoder(one) for one in inputs]
+
+
+FAILING: dict[str, Callable[[Any], Any]] = {
+    "argument of a decorated function": lambda s: predict(s.encoder, torch.ones(1, 5)),
+    "keyword": lambda s: predict(encoder=s.encoder, a=1) or s.encoder(torch.ones(5)),
+    "closure": lambda s: (lambda encoder: lambda: encoder(torch.ones(1, 5)))(s.encoder)(),
+    "generator expression": lambda s: max(s.encoder(one) for one in [torch.ones(1, 5)]),
+    "list": lambda s: [each(torch.ones(1, 5)) for each in [s.encoder]],
+}
+
+
+@pytest.mark.parametrize("way", FAILING)
+def test_stored_exceptions_of_a_service_keep_nothing(way: str) -> None:
+    service = App()
+    service.encoder = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    storages, kept = weak(service.encoder), None
+    try:
+        FAILING[way](service)
+    except RuntimeError as error:
+        kept = error
+    release(service)
+    assert gone(storages)
+    assert kept is not None and kept.__traceback__ is not None
+
+
 def test_suspended_functions_are_users() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
 
@@ -342,3 +375,67 @@ def test_many_plain_values_beside_a_model_cost_no_walk() -> None:
     finally:
         sys.setprofile(None)
     assert visited < 6 * 2000
+
+
+def test_cycle_around_weights_of_a_file_is_collected(tmp_path: Path) -> None:
+    """Weights that were mapped from a file are lent, as those of transformers' models are."""
+    model = nn.Linear(1000, 1000)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    state = torch.load(tmp_path / "weights.pt", mmap=True, weights_only=True)
+    model.load_state_dict(state, assign=True)
+    del state
+    service = App()
+    service.model, model.card = model, [model]
+    storages = weak(model)
+    del model
+    gc.collect()
+    report = release(service)
+    assert gone(storages)
+    assert report.still_held == ()
+
+
+def test_companion_in_a_container_is_left_alone_whatever_lies_behind_it() -> None:
+    class Settings:
+        pass
+
+    settings, extractor = Settings(), Settings()
+    settings.registry = REGISTRY
+    extractor.filters = pytest.importorskip("numpy").ones(10)
+    REGISTRY["model"] = nn.Linear(4, 4)
+    try:
+        release([nn.Linear(4, 4), settings, {"extractor": extractor}])
+        assert (settings.registry, extractor.filters.sum()) == (REGISTRY, 10)
+        assert REGISTRY["model"](INPUTS).shape == (1, 4)
+    finally:
+        REGISTRY.clear()
+
+
+def test_container_with_attributes_loses_them_too() -> None:
+    class Layers(list[Any]):
+        head: nn.Module
+
+    layers = Layers([nn.Linear(4, 4)])
+    layers.head = nn.Linear(4, 4)
+    storages = weak(layers[0], layers.head)
+    release(layers)
+    assert gone(storages)
+
+
+def test_large_shared_data_is_not_counted_to_its_end() -> None:
+    data = [{"parts": [number]} for number in range(200_000)]
+    service, visited = App(), 0
+    service.model, service.app = nn.Linear(4, 4), App()
+    service.app.data = data
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal visited
+        visited += event == "call"
+
+    kept = service.app
+    sys.setprofile(note)
+    try:
+        release(service, trim_host=False)
+    finally:
+        sys.setprofile(None)
+    assert visited < 200_000
+    assert len(kept.data) == 200_000
