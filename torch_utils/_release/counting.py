@@ -150,7 +150,7 @@ class Inventory:
         self._free: Any = private(torch, "UntypedStorage._free_weak_ref")
         self._kinds: dict[int, tuple[int, type]] = {}
         self._held = {}
-        self._freed: list[tuple[int, str, int]] = []  # key, device, bytes
+        self._freed = Counter[str]()
         self._looks_left = _MOST_LOOKS
         self._part: int | None = None  # what is being counted as a whole
         self.parts: list[Part] = []
@@ -327,7 +327,7 @@ class Inventory:
         for key in list(self._held):  # Pairs would set off garbage collections.
             held = self._held[key]
             if self.is_gone(held):
-                self._freed.append((key, held.device, held.nbytes))
+                self._freed[held.device] += held.nbytes
                 self._forget(key)
 
     def _forget(self, key: int) -> None:
@@ -338,10 +338,7 @@ class Inventory:
     def freed_bytes(self) -> dict[str, int]:
         """Return the bytes that were freed, by device."""
         self.forget_gone()
-        freed = Counter[str]()
-        for _, device, nbytes in self._freed:
-            freed[device] += nbytes
-        return dict(freed)
+        return dict(self._freed)
 
     def alive(self) -> list[Held]:
         """Return what should be freed but still exists, the largest first."""
@@ -369,26 +366,6 @@ class Inventory:
             if not self.is_lent(held):
                 sizes[held.device] += held.nbytes
         return dict(sizes)
-
-    def absorb(self, other: Inventory) -> None:
-        """Take over the memory of another inventory, which is empty afterwards."""
-        if other._torch is not None:  # torch may have been imported since.
-            self._torch, self._is_expired, self._free = (
-                other._torch,
-                other._is_expired,
-                other._free,
-            )
-        self._freed += [freed for freed in other._freed if freed[0] not in self._held]
-        first = len(self.parts)
-        self.parts += other.parts
-        self.is_partial |= other.is_partial
-        for key, held in list(other._held.items()):
-            if key in self._held:
-                other._forget(key)
-            else:
-                number = None if held.part is None else first + held.part
-                self._held[key] = held._replace(part=number)
-        other._held = {}
 
     def __del__(self) -> None:
         """Free the weak references, each of which uses about 100 bytes of the C heap."""

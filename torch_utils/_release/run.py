@@ -208,11 +208,11 @@ class Release:
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Count nested releases of this thread, such as in a ``close()``, as part of this one."""
+        outer = _UNDER_WAY.release
         if not self._started:  # Not in `__init__`: a scope may start before torch is imported.
             self._started = time.perf_counter()
             self._before = memory_snapshot()
-            self.inventory = Inventory()
-        outer = _UNDER_WAY.release
+            self.inventory = Inventory() if outer is None else outer.inventory
         _UNDER_WAY.release = self
         try:
             yield
@@ -238,7 +238,7 @@ class Release:
     def finish(self) -> CleanupReport:
         """Collect garbage, trim the heap and empty the caches as requested, and report.
 
-        A nested release leaves this to the outer one, which then counts for both.
+        A nested release leaves this to the outer one, and both count the same memory.
         """
         outer = _UNDER_WAY.release
         if is_shutting_down():
@@ -250,9 +250,7 @@ class Release:
         if outer is None:
             self._give_back()
         report = self._report()
-        if outer is not None:
-            outer.inventory.absorb(self.inventory)
-        elif LISTENERS:
+        if outer is None and LISTENERS:
             notify("release", report=report)
         return report
 
