@@ -169,7 +169,7 @@ class _Card(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _nvml() -> Any:
-    """Return NVML's library, or None if there is none."""
+    """Return NVML's library, or None if it is not installed."""
     ctypes: Any = sys.modules["ctypes"]  # torch imports it.
     try:
         library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")

@@ -414,11 +414,11 @@ def release(
         *objects: The objects to release, in this order. None is ignored. Without objects, caches
             are emptied and the heap is trimmed: what was held before may be free by now.
         collect: When to collect garbage. "auto": the younger generations if released memory is
-            alive, and all generations if that is more than `LEAST_BYTES` to which no variable
-            leads, or if there is memory that cannot be counted, such as packed weights. "young":
-            only the younger ones. "never" or "full": never or always.
+            alive; all of them if more than 1 MiB is alive to which no variable leads, or if there
+            is memory that cannot be counted, such as packed weights. "young": only the younger
+            ones. "never" or "full": never or always.
         trim_host: Whether to return unused pages of the C heap to the system (glibc), if at least
-            `LEAST_BYTES` of the host's memory were freed.
+            1 MiB of the host's memory was freed.
         empty_cache: Whether to empty the caches of the devices in use, if memory of one was freed.
         thorough: Whether to clear also what torch keeps outside its allocators: compiled code,
             cuBLAS workspaces, cuFFT plans, IPC handles and pinned host memory. Also collects cycles
