@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from torch_utils.hosting.host import HostStatus as HostStatus
     from torch_utils.hosting.host import ModelHost as ModelHost
     from torch_utils.hosting.pool import ModelPool as ModelPool
+    from torch_utils.hosting.sleep import Offloaded as Offloaded
+    from torch_utils.hosting.sleep import offload as offload
 
 _NAMES_IN = {
     "_cleanup": "SafePyTorchCleanup",
@@ -59,6 +61,7 @@ _NAMES_IN = {
     "ResourceClosedError SignalError TorchUtilsError UnknownModelError",
     "hosting.host": "HostStatus ModelHost",
     "hosting.pool": "ModelPool",
+    "hosting.sleep": "Offloaded offload",
     "_memory": "DeviceInfo DeviceMemory HostMemory MemorySnapshot get_device_info "
     "get_optimal_device is_cuda_available memory_snapshot safe_cuda_empty_cache "
     "safe_tensor_cleanup",

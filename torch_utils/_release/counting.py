@@ -14,7 +14,7 @@ import ctypes
 import mmap
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -133,6 +133,7 @@ class Inventory:
 
     Attributes:
         parts: What may stay whole.
+        met: How many references to a part were met, by its id, if there are several.
         is_partial: Whether there is memory whose size is unknown, such as packed weights.
     """
 
@@ -154,6 +155,7 @@ class Inventory:
         self._looks_left = _MOST_LOOKS
         self._part: int | None = None  # what is being counted as a whole
         self.parts: list[Part] = []
+        self.met = Counter[int]()
         self.is_partial = False
 
     def kind(self, thing: Any) -> int:
@@ -195,7 +197,7 @@ class Inventory:
             root.is_training = is_training_class(type(root.thing))
             self._enter(_Visit(root.thing, root.name, root, not root.is_training), pending)
         others: dict[int, _Visit] = {}
-        met = Counter[int]()
+        met = self.met = Counter[int]()
         while pending:
             thing, name, root, is_expected = pending.pop()
             visits: list[tuple[str, bool]] = []
@@ -359,13 +361,10 @@ class Inventory:
         expired: bool = self._is_expired(held.weak)
         return expired
 
-    def sizes(self) -> dict[str, int]:
-        """Return the bytes that still exist, by device."""
-        sizes = Counter[str]()
-        for held in self.alive():
-            if not self.is_lent(held):
-                sizes[held.device] += held.nbytes
-        return dict(sizes)
+    def blocks(self) -> dict[Hashable, tuple[str, int]]:
+        """Return the device and the bytes of each piece of memory that still exists, by its key."""
+        alive = [held for held in self.alive() if not self.is_lent(held)]
+        return {held.key: (held.device, held.nbytes) for held in alive}
 
     def __del__(self) -> None:
         """Free the weak references, each of which uses about 100 bytes of the C heap."""
@@ -377,19 +376,16 @@ def _join(name: str, label: str) -> str:
     return name + label if len(name) < _LONGEST_NAME else name
 
 
-def sizes_of(thing: Any) -> dict[str, int]:
-    """Return the bytes of an object's tensors and numpy arrays, without changing it.
+def inventory_of(thing: Any) -> Inventory:
+    """Count an object's tensors and numpy arrays, without changing it.
 
     Packed weights, the memory of other libraries, and what lies behind more than `_MOST_LOOKS`
     shared objects are not counted.
-
-    Returns:
-        Bytes by "host" and device ("cuda:0"); empty if nothing is found.
     """
     inventory = Inventory()
     with without_overrides(whole_torch()):
         inventory.count([Root(thing, name_of(type(thing)))])
-    return inventory.sizes()
+    return inventory
 
 
 def is_training_class(kind: type) -> bool:

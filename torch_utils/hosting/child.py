@@ -14,12 +14,14 @@ import traceback
 from multiprocessing import spawn
 from typing import Any
 
-from torch_utils._memory import memory_snapshot
+from torch_utils._memory import BACKENDS, devices_in_use, memory_snapshot
 from torch_utils._oom import clear_exception_frames
+from torch_utils._runtime import loaded_torch
 from torch_utils.errors import repr_of
 from torch_utils.hosting import messages
 from torch_utils.hosting.messages import Message
 from torch_utils.hosting.process import IMPORTING_MAIN
+from torch_utils.hosting.sleep import Offloaded, put_to_sleep
 
 __all__ = ["serve"]
 
@@ -92,6 +94,7 @@ class _Server:
         self._connection = connection
         self._main: dict[str, Any] = {}  # describes the parent's main module
         self._model: Any = None
+        self._offloaded: Offloaded | None = None
 
     def run(self) -> None:
         """Answer messages until the parent is gone, then close the model."""
@@ -125,7 +128,7 @@ class _Server:
             # The caller gets all exceptions of the model.
             return _failure(error)
         try:
-            return messages.dump((True, value))
+            return messages.dump((True, value, _device_bytes()))
         except MemoryError as error:
             return _failure(error)
         except Exception as error:
@@ -136,6 +139,11 @@ class _Server:
     def _call(self, kind: Any, name: Any, *rest: Any) -> Any:
         if isinstance(kind, dict):  # The first message: the settings and the pickled load function.
             return self._start(kind, name)
+        if kind == "sleep":
+            self._offloaded, reason = put_to_sleep(self._model)
+            return getattr(self._offloaded, "host_bytes", 0), reason
+        if kind == "wake":
+            return self._offloaded is not None and self._offloaded.restore()
         if kind == "get":
             value = getattr(self._model, name)
             return (True, None) if callable(value) else (False, value)
@@ -143,15 +151,13 @@ class _Server:
         target = self._model if name == "__call__" else getattr(self._model, name)
         return target(*arguments, **keywords)
 
-    def _start(self, settings: dict[str, Any], load: bytes) -> dict[str, int]:
+    def _start(self, settings: dict[str, Any], load: bytes) -> None:
         sys.argv = settings["argv"]
         self._main = settings["main"]
         self._model = self._load(Message(load, []))()
         if self._model is None:
             raise TypeError("the load function returned None; it must return the model")
         gc.collect()
-        devices = memory_snapshot().devices.items()
-        return {name: memory.reserved_bytes for name, memory in devices}
 
     def _load(self, message: Message) -> Any:
         """Unpickle; import the parent's main module on first use, as multiprocessing does."""
@@ -165,6 +171,15 @@ class _Server:
         return messages.load(message)
 
 
+def _device_bytes() -> dict[str, int]:
+    """Return what torch has reserved on each device that this process uses."""
+    torch = loaded_torch()
+    if torch is None or not any(devices_in_use(backend, torch) for backend in BACKENDS):
+        return {}
+    devices = memory_snapshot().devices.items()
+    return {name: memory.reserved_bytes for name, memory in devices}
+
+
 def _failure(error: BaseException) -> Message:
     """Describe an exception by its pickle, if possible, its text and its traceback."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -174,7 +189,8 @@ def _failure(error: BaseException) -> Message:
             content = pickle.dumps(error)
         except Exception:  # Pickling a program's class may raise anything.
             content = None
-    answer = messages.dump((False, (type(error).__module__, content, repr_of(error), text)))
+    details = type(error).__module__, content, repr_of(error), text
+    answer = messages.dump((False, details, _device_bytes()))
     if isinstance(error, MemoryError):
         clear_exception_frames(error)
     return answer

@@ -1,4 +1,24 @@
-"""ModelHost: loads a model on demand, lends it, and unloads it when it is idle."""
+"""ModelHost: loads a model on demand, lends it, and lets it sleep or unloads it when it is idle.
+
+The state of a host is its tenant, which is the loaded model, and its transition, which is what one
+thread is doing to the tenant:
+
+    unloaded -> loading -> loaded -> sleeping -> asleep -> waking -> loaded
+                           loaded or asleep -> unloading -> unloaded, or closed
+
+Both change only under the host's lock, which the hosts of a pool share. Under it, the thread that
+sets the transition checks that there is none and that no lease forbids it. After that only this
+thread touches the tenant, without the lock, until it ends the transition. All others wait for the
+transition. A load or wake that fails ends it in the state in which it began; a sleep that is
+impossible ends as an unload.
+
+    transition          set in                 by                             ends in
+    loading, waking     `_lend`                a lease, `load`, `wake`        `_load`, `_settle`
+    sleeping, unloading `unload_if`            `sleep`, `unload`, the expiry  `unload_if`
+                                               thread, a pool, `close`
+
+A forked child starts over, unloaded, in `start_over_in_child`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +39,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 
-from torch_utils._oom import clear_exception_frames
+from torch_utils._oom import clear_exception_frames, is_out_of_memory
+from torch_utils._release.counting import Inventory
 from torch_utils._report import CleanupReport
 from torch_utils._resource import closed_error, closes_on_error
 from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log, notify
@@ -32,6 +53,7 @@ from torch_utils.hosting.arguments import (
     parse_keep_alive,
     parse_sizes,
 )
+from torch_utils.hosting.blocks import Blocks, blocks_of, by_device
 from torch_utils.hosting.lease import (
     AsyncLease,
     Holder,
@@ -47,8 +69,9 @@ __all__ = ["HostStatus", "ModelHost"]
 
 M = TypeVar("M")
 T = TypeVar("T")
-State = Literal["unloaded", "loading", "loaded", "unloading", "closed"]
-Sizes = Mapping[str, int]
+State = Literal[
+    "unloaded", "loading", "loaded", "sleeping", "asleep", "waking", "unloading", "closed"
+]
 
 LOAD_AT_EXIT_S, LEASES_AT_EXIT_S = 5.0, 1.0
 """How long the exit callback waits for a load, and for leases of other threads, in seconds."""
@@ -62,13 +85,14 @@ class HostStatus:
 
     Attributes:
         name: The name of the host.
-        state: "unloaded", "loading", "loaded", "unloading" or "closed".
+        state: "unloaded", "loading", "loaded", "sleeping", "asleep", "waking", "unloading" or
+            "closed".
         leases: Number of open leases.
         loads: Number of loads.
         unloads: Number of unloads, and of ends of the model's process.
         nbytes: Bytes on the host and all devices: the declared size, or the size of the model's
-            tensors, arrays and indexes, or the resident memory of its process. 0 if it is not
-            loaded.
+            tensors and arrays, or the memory of its process. 0 if it is not loaded.
+        nbytes_by_device: The same by "host" and device ("cuda:0"). Asleep, it is on the host.
         idle_s: Seconds since the last lease ended, or since the load. None if it is leased or not
             loaded.
         expires_in_s: Seconds until an unload unless there is another lease; None if never.
@@ -81,6 +105,7 @@ class HostStatus:
     loads: int
     unloads: int
     nbytes: int
+    nbytes_by_device: Mapping[str, int]
     idle_s: float | None
     expires_in_s: float | None
     last_error: str | None
@@ -90,22 +115,24 @@ class Transition(Future[Exception | None]):
     """A load, an unload or the end of a lease. Its result is the exception of all waiters.
 
     Attributes:
-        state: "loading", "unloading" or "leased", for messages.
+        state: "loading", "waking", "sleeping" or "unloading"; "leased" for the end of a lease.
         thread: The thread that does it; None before that thread has started.
         holder: The holder for which it began.
         in_background: Whether the thread does nothing else and the waiters get all its exceptions.
-        admitted: Bytes by device that a pool has reserved for the load; None before.
+        admitted: The memory that a pool has reserved for the load; None before.
+        is_made: Whether the load has that memory.
         no_room: Why the load waits for room; empty if it does not.
         error: The exception for ``holder``, which other waiters may not share.
     """
 
-    def __init__(self, state: str, thread: int | None = None, holder: Holder | None = None) -> None:
+    def __init__(self, state: Any, thread: int | None = None, holder: Holder | None = None) -> None:
         super().__init__()
-        self.state = state
+        self.state: Any = state
         self.thread = thread
         self.holder = holder
         self.in_background: bool = thread is None
-        self.admitted: Sizes | None = None
+        self.admitted: Blocks | None = None
+        self.is_made = False
         self.no_room = ""
         self.error: Exception | None = None
         self.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
@@ -135,7 +162,10 @@ class ModelHost(ModelLender, Generic[M]):
             model.
         name: Its name in messages and metrics; by default the name of ``load``.
         keep_alive: How long to keep an idle model after the last lease: a number of seconds, "90s",
-            "10m", "1h", 0 (unload when the last lease ends) or -1 (forever).
+            "10m", "1h", 0 (until the last lease ends) or -1 (forever).
+        idle: What happens then. "unload" drops the model. "sleep" moves its values to host memory
+            and gives back that of the device; the next lease wakes it in a fraction of the time of
+            a load. A model that cannot sleep is unloaded; the log says why. See `offload`.
         isolation: "thread" keeps the model in this process. "process" gives it a process of its
             own, whose end returns all its memory. The lease is then a proxy of the model (see
             `torch_utils.hosting.process.Proxy`), and ``load`` must be importable.
@@ -162,6 +192,7 @@ class ModelHost(ModelLender, Generic[M]):
         *,
         name: str | None = None,
         keep_alive: float | str = "5m",
+        idle: Literal["unload", "sleep"] = "unload",
         isolation: Literal["thread", "process"] = "thread",
         nbytes: Devices | None = None,
         max_leases: int | None = None,
@@ -172,6 +203,8 @@ class ModelHost(ModelLender, Generic[M]):
         self._reset()
         if not callable(load) or inspect.iscoroutinefunction(load):
             raise TypeError(f"load must be a plain function that returns the model, got {load!r}")
+        if idle not in ("unload", "sleep"):
+            raise ValueError(f'idle must be "unload" or "sleep", got {idle!r}')
         if isolation not in ("thread", "process"):
             raise ValueError(f'isolation must be "thread" or "process", got {isolation!r}')
         if max_leases is not None:
@@ -184,8 +217,10 @@ class ModelHost(ModelLender, Generic[M]):
         self.isolation = isolation
         self._max_leases = max_leases
         self._keep_alive_s = parse_keep_alive(keep_alive)
+        self._sleeps = idle == "sleep"
         self.declared = None if nbytes is None else parse_sizes("nbytes", nbytes, "host")
         self._admit: Callable[..., None] | None = None
+        self._make_room: Callable[[ModelHost[M]], bool] = lambda host: False
         self._needs_size = self._has_warned = False
         self._new_tenant: Callable[[], Tenant]
         if isolation == "thread":
@@ -207,6 +242,8 @@ class ModelHost(ModelLender, Generic[M]):
         self.idle_since = 0.0  # by `time.monotonic`
         self._was_leased = False  # A keep_alive of 0 keeps a model that was loaded beforehand.
         self._loads = self._unloads = 0
+        self._last: Blocks = {}  # the memory of the last load
+        self._remains: list[Inventory] = []  # of unloaded models, parts of which are in use
         self._last_error: str | None = None
         self._expiry_thread: threading.Thread | None = None
         # Holders of leases that were garbage-collected: their destructors must not block.
@@ -286,6 +323,33 @@ class ModelHost(ModelLender, Generic[M]):
         """
         return self.acquire(None, None)[1]
 
+    def wake(self) -> bool:
+        """Wake the model if it is asleep, before the next lease.
+
+        Returns:
+            True if this call woke it.
+
+        Raises:
+            NoRoomError: Its devices have too little memory. It is still asleep, as a whole.
+            ResourceClosedError: The host is closed.
+        """
+        self.ensure_open()
+        return self.state == "asleep" and self.load()
+
+    def sleep(self) -> bool:
+        """Move the model to host memory; the next lease wakes it. Wait for a load under way.
+
+        Returns:
+            True if this call did it. False if the model was not loaded or was asleep, or if it
+            cannot sleep and was unloaded instead; the log then says why.
+
+        Raises:
+            ModelInUseError: The model is leased. The message names each lease.
+            ResourceClosedError: The host is closed.
+        """
+        report = self._leave(sleeps=True)
+        return report is not None and self.state == "asleep"
+
     def unload(self) -> CleanupReport:
         """Unload the model; the next lease loads it again. Wait for a load that is under way.
 
@@ -297,15 +361,18 @@ class ModelHost(ModelLender, Generic[M]):
             ModelInUseError: The model is leased. The message names each lease.
             ResourceClosedError: The host is closed.
         """
+        return self._leave(sleeps=False) or CleanupReport()
+
+    def _leave(self, sleeps: bool) -> CleanupReport | None:
         self.ensure_open()
         while True:
-            report = self.unload_if(lambda: not self._leases, "requested")
+            report = self.unload_if(lambda: not self._leases, "requested", sleeps)
             if report is not None:
                 return report
             with self._changed:
-                transition = self._transition
-                if transition is None and self._tenant is None:
-                    return CleanupReport()
+                transition, tenant = self._transition, self._tenant
+                if transition is None and (tenant is None or (sleeps and tenant.is_asleep)):
+                    return None
                 if self._leases or (transition and transition.thread == threading.get_ident()):
                     raise self.in_use()
             if transition is not None:
@@ -316,7 +383,10 @@ class ModelHost(ModelLender, Generic[M]):
         tenant, now, state = self._tenant, time.monotonic(), self.state
         is_idle = state == "loaded" and not self._leases
         expires = self._expires_at()
-        sizes = self._sizes(tenant) if tenant is not None and state != "unloaded" else {}
+        sizes = {}
+        if tenant is not None and state != "unloaded":
+            self.measure()
+            sizes = by_device(self._blocks(tenant))
         return HostStatus(
             name=self.name,
             state=state,
@@ -324,6 +394,7 @@ class ModelHost(ModelLender, Generic[M]):
             loads=self._loads,
             unloads=self._unloads,
             nbytes=sum(sizes.values()),
+            nbytes_by_device=sizes,
             idle_s=max(0.0, now - self.idle_since) if is_idle else None,
             expires_in_s=max(0.0, expires - now) if is_idle and expires is not None else None,
             last_error=self._last_error,
@@ -334,9 +405,9 @@ class ModelHost(ModelLender, Generic[M]):
         """The state; "unloaded" also if the model's process has ended by itself."""
         tenant, transition = self._tenant, self._transition
         if transition is not None:
-            return "loading" if transition.state == "loading" else "unloading"
+            return transition.state  # type: ignore[no-any-return]
         if tenant is not None and tenant.is_alive():
-            return "loaded"
+            return "asleep" if tenant.is_asleep else "loaded"
         return "closed" if self._is_closing else "unloaded"
 
     # Leases
@@ -417,7 +488,8 @@ class ModelHost(ModelLender, Generic[M]):
                         f"cannot lease {self.name} from its own {verb} function: it would deadlock"
                     )
                 return transition
-            if tenant is None:
+            if tenant is None or tenant.is_asleep:
+                load.state = "loading" if tenant is None else "waking"
                 self._transition = load
                 return load
             if holder is not None:
@@ -486,7 +558,8 @@ class ModelHost(ModelLender, Generic[M]):
     def unload_if_due(self) -> None:
         """Unload the model if its keep-alive time is over."""
         if self.is_due():
-            self.unload_if(self.is_due, "closed" if self._is_closing else "idle")
+            reason = "closed" if self._is_closing else "idle"
+            self.unload_if(self.is_due, reason, self._sleeps and not self._is_closing)
 
     # Loading
 
@@ -494,16 +567,20 @@ class ModelHost(ModelLender, Generic[M]):
         self, transition: Transition, deadline: float | None, holder: Holder | None
     ) -> Tenant:
         transition.thread = threading.get_ident()
-        tenant, began, outcome = self._new_tenant(), time.monotonic(), "error"
+        tenant, began, outcome = self._tenant or self._new_tenant(), time.monotonic(), "error"
+        wakes = tenant.is_asleep
         self.register_in_child()
         try:
             if self._admit is not None:
-                self._admit(self, transition, self.declared, deadline)
+                expected = tenant.blocks_awake() if wakes else self._expected()
+                self._admit(self, transition, self._declared_blocks() or expected, deadline)
                 began = time.monotonic()
-            tenant.load()
-            self._warn_if_unknown(tenant)
-            if self._admit is not None:
-                self._admit(self, transition, self._sizes(tenant), deadline)
+            self._make(tenant)
+            if not wakes:
+                self._warn_if_unknown(tenant)
+                self._last = self._blocks(tenant)
+                if self._admit is not None:
+                    self._admit(self, transition, self._last, deadline)
             with DeferredSignals():
                 with self._changed:
                     self.ensure_lending()
@@ -512,7 +589,7 @@ class ModelHost(ModelLender, Generic[M]):
                     if holder is not None:
                         self._begin_lease(holder)
                     self._tenant, self._transition = tenant, None
-                    self._loads += 1
+                    self._loads += not wakes
                     self.idle_since = time.monotonic()
                     self._last_error = None
                     self._changed.notify_all()
@@ -532,20 +609,57 @@ class ModelHost(ModelLender, Generic[M]):
                     outcome = ""
             raise
         finally:
-            if outcome:
+            if outcome and not wakes:
                 duration_s = time.monotonic() - began
                 notify("load", model=self.name, outcome=outcome, duration_s=duration_s)
 
-    def _sizes(self, tenant: Tenant) -> Sizes:
-        return tenant.sizes() if self.declared is None else self.declared
+    def _make(self, tenant: Tenant) -> None:
+        """Load or wake the model; if memory runs out, let the pool make room, and try once more."""
+        wakes = tenant.is_asleep
+        make = tenant.wake if wakes else tenant.load
+        try:
+            make()
+            return
+        except Exception as error:
+            if not is_out_of_memory(error) or not (self._make_room(self) or wakes):
+                raise
+            clear_exception_frames(error)
+        try:
+            make()
+        except Exception as error:
+            if not (wakes and is_out_of_memory(error)):
+                raise
+            clear_exception_frames(error)
+            raise NoRoomError(f"no room to wake {self.name}; it is still asleep: {error}") from None
+
+    def measure(self) -> None:
+        """Measure the model again, which may have grown or moved, unless it is in a transition."""
+        tenant = self._tenant
+        if tenant is not None and self._transition is None:
+            tenant.measure()
+
+    def _blocks(self, tenant: Tenant) -> Blocks:
+        return (
+            self._declared_blocks() if self.declared and not tenant.is_asleep else tenant.blocks()
+        )
+
+    def _expected(self) -> Blocks:
+        """Return the memory of the last load; what of it still exists will be shared."""
+        alive = self.remains()
+        return {
+            key if key in alive else (self.name, key): block for key, block in self._last.items()
+        }
+
+    def _declared_blocks(self) -> Blocks:
+        return blocks_of(self.name, self.declared or {})
 
     def _warn_if_unknown(self, tenant: Tenant) -> None:
         """Log once if the model is not measured, and a pool or the unload needs to know it."""
-        is_known = any(self._sizes(tenant).values()) or isinstance(tenant, ModelProcess)
+        is_known = bool(self._blocks(tenant)) or isinstance(tenant, ModelProcess)
         needs_size = self._needs_size or not hasattr(type(tenant.model), "close")
         if needs_size and not is_known and not self._has_warned:
             self._has_warned = True
-            what = "%s holds no tensors, arrays or indexes that can be counted; declare nbytes="
+            what = "%s holds no tensors or arrays that can be counted; declare nbytes="
             if not hasattr(type(tenant.model), "close"):
                 what += ", and let its load function return an object with close()"
             log(WARNING, what, self.name)
@@ -573,9 +687,14 @@ class ModelHost(ModelLender, Generic[M]):
     # Unloading
 
     def is_idle(self) -> bool:
-        """Return whether it is loaded, not leased, and without waiting callers."""
-        is_there = self._tenant is not None and self._transition is None
-        return is_there and not self._leases and not self._waiting
+        """Return whether it is loaded and awake, not leased, and without waiting callers."""
+        is_awake = self._tenant is not None and not self._tenant.is_asleep
+        return is_awake and self._transition is None and not self._leases and not self._waiting
+
+    def is_asleep(self) -> bool:
+        """Return whether it is asleep, and without waiting callers."""
+        is_asleep = self._tenant is not None and self._tenant.is_asleep
+        return is_asleep and self._transition is None and not self._waiting
 
     def is_due(self) -> bool:
         """Return whether it is idle and its keep-alive time is over."""
@@ -589,30 +708,60 @@ class ModelHost(ModelLender, Generic[M]):
             return None
         return self.idle_since + self._keep_alive_s
 
-    def unload_if(self, may: Callable[[], bool], reason: str) -> CleanupReport | None:
-        """Unload the model if ``may()`` returns True; None if there was no unload."""
-        transition = Transition("unloading", threading.get_ident())
+    def unload_if(
+        self, may: Callable[[], bool], reason: str, sleeps: bool = False
+    ) -> CleanupReport | None:
+        """Unload the model if ``may()`` returns True; None if there was no unload.
+
+        Args:
+            may: Called under the lock.
+            reason: Why, for metrics.
+            sleeps: Whether it is to sleep instead, if it can.
+        """
+        transition = Transition("sleeping" if sleeps else "unloading", threading.get_ident())
         with DeferredSignals():
             with self._changed:
                 tenant = self._tenant
                 if self._transition is not None or tenant is None or not may():
                     return None
+                if sleeps and tenant.is_asleep:
+                    return None
                 self._transition = transition
             was_alive = tenant.is_alive()
+            is_asleep = False
             try:
-                tenant.close()
+                is_asleep = sleeps and was_alive and self._sleep(tenant)
+                if not is_asleep:
+                    tenant.close()
             finally:
                 with self._changed:
-                    self._leases.clear()  # Leases of an ended process, or at exit.
-                    self._abandoned.clear()
-                    self._unloads += 1
-                    self._tenant = self._transition = None
+                    self._transition = None
                     self._was_leased = False
+                    if not is_asleep:
+                        self._leases.clear()  # Leases of an ended process, or at exit.
+                        self._abandoned.clear()
+                        self._unloads += 1
+                        self._tenant = None
+                        if isinstance(tenant, ThreadTenant):
+                            self._remains.append(tenant.inventory)
+                            self.remains()
                     self._wake_waiters()
                     self.wake_expiry()  # Ends the thread.
                 transition.set_result(None)
-            notify("unload", model=self.name, reason=reason if was_alive else "lost")
+            if not is_asleep:
+                notify("unload", model=self.name, reason=reason if was_alive else "lost")
         return tenant.report
+
+    def _sleep(self, tenant: Tenant) -> bool:
+        """Let the model sleep, or log why it cannot."""
+        try:
+            reason = tenant.sleep()
+        except Exception as error:
+            # The process has ended, or its pipe is broken.
+            reason = repr_of(error)
+        if reason:
+            log(WARNING, "%s cannot sleep and is unloaded instead: %s", self.name, reason)
+        return not reason
 
     def wake_expiry(self) -> None:
         """Make the expiry thread check whether the model is due."""
@@ -635,7 +784,7 @@ class ModelHost(ModelLender, Generic[M]):
         """Unload the model if it is due; return the seconds until the next check, None to end."""
         self.unload_if_due()
         with self._changed:
-            if self._tenant is None:
+            if self._tenant is None or self._tenant.is_asleep:
                 self._expiry_thread = None
                 return None
             expires, wait_s = self._expires_at(), self._keep_alive_s or LONGEST_WAIT_S
@@ -673,13 +822,13 @@ class ModelHost(ModelLender, Generic[M]):
                     continue  # The state changed in between.
                 if at_exit:
                     ends = began + (LEASES_AT_EXIT_S if transition is None else LOAD_AT_EXIT_S)
-                elif transition is not None and transition.state == "unloading":
+                elif transition is not None and transition.state in ("sleeping", "unloading"):
                     ends = math.inf  # By another thread, as this one would.
                 left = ends - time.monotonic()
                 if left > 0 and self.holder_threads() != {threading.get_ident()}:
                     self._changed.wait(min(left, LONGEST_WAIT_S))
                     continue
-            if at_exit and transition is not None and transition.state == "loading":
+            if at_exit and transition is not None and transition.state in ("loading", "waking"):
                 return  # The thread or process that loads ends with the program.
             if not at_exit or transition is not None:
                 raise self.in_use()
@@ -687,16 +836,35 @@ class ModelHost(ModelLender, Generic[M]):
 
     # Pools and forks
 
-    def join(self, changed: threading.Condition, admit: Any, needs_size: bool) -> None:
+    def join(
+        self, changed: threading.Condition, admit: Any, make_room: Any, needs_size: bool
+    ) -> None:
         """Join a pool before the first use: share its lock, and load only what it admits."""
-        self._changed, self._admit, self._needs_size = changed, admit, needs_size
+        self._changed, self._admit, self._make_room = changed, admit, make_room
+        self._needs_size = needs_size
 
-    def used(self) -> Sizes | None:
-        """Return the used or admitted bytes by device; None for an unloaded model."""
+    def used(self) -> Blocks | None:
+        """Return the used or admitted memory; None for a model that is neither there nor loading.
+
+        A model that waits for room has both: the pieces that exist count once.
+        """
         tenant, transition = self._tenant, self._transition
-        if tenant is not None:
-            return self._sizes(tenant)
-        return None if transition is None else transition.admitted
+        admitted = None if transition is None else transition.admitted
+        if tenant is None:
+            return admitted
+        return {**self._blocks(tenant), **(admitted or {})}
+
+    def remains(self) -> Blocks:
+        """Return the memory of unloaded models that callers still use."""
+        self._remains = [one for one in self._remains if one.blocks()]
+        return {key: block for one in self._remains for key, block in one.blocks().items()}
+
+    def pending(self) -> Blocks:
+        """Return the memory that a load under way was admitted for and does not have yet."""
+        transition = self._transition
+        if transition is None or transition.is_made:
+            return {}
+        return transition.admitted or {}
 
     def waits_for_room(self) -> bool:
         """Return whether an admitted load needs more room than it was admitted for."""

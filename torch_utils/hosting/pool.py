@@ -7,15 +7,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
+from torch_utils._memory import DeviceMemory, memory_snapshot
 from torch_utils._report import CleanupReport, format_bytes
 from torch_utils._resource import closes_on_error
 from torch_utils._runtime import is_shutting_down
 from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
 from torch_utils.hosting.arguments import Devices, check_positive, parse_keep_alive, parse_sizes
-from torch_utils.hosting.host import LONGEST_WAIT_S, HostStatus, ModelHost, Sizes, Transition
+from torch_utils.hosting.blocks import ASLEEP, Blocks, by_device
+from torch_utils.hosting.host import LONGEST_WAIT_S, HostStatus, ModelHost, Transition
 from torch_utils.hosting.lease import AsyncLease, Lease, ModelLender, call_in_thread
 
 __all__ = ["ModelPool"]
@@ -37,18 +40,28 @@ class ModelPool(ModelLender):
 
     Before a load, the pool evicts idle models, the least recently used first, until the new one
     fits. A model is never evicted while it is leased. Its size is the one that `add` declares.
-    Otherwise it is the size of its tensors and arrays or, for a model in its own process, the
-    resident memory of that process. It is then known only after the first load, which may exceed
-    the budget; the pool evicts others or unloads it again. Memory outside of tensors and arrays
-    does not count unless the size is declared.
+    Otherwise it is the size of its tensors and arrays, measured again for each load, or, for a
+    model in its own process, the memory of that process. It is then known only after the first
+    load, which may exceed the budget; the pool evicts others or unloads it again. What two models
+    share counts once, and what callers keep of an unloaded model still counts. Memory outside of
+    tensors and arrays does not count unless the size is declared.
+
+    What is evicted sleeps if ``sleep_bytes`` allows it: its values are in host memory, and the next
+    lease wakes it; see `ModelHost`. The least recently used sleeper is unloaded first.
 
     Threads: safe. A load waits for room in its own thread. Threads that wait for room while they
     hold a lease can deadlock; pass them a ``timeout_s``. Closing the pool closes its hosts. In a
     forked child the pool has the same hosts, none of them loaded.
 
     Args:
-        budget_bytes: Bytes for all models together, or by "host" and device ("cuda:0"). None for
-            no limit.
+        budget_bytes: Bytes for all models that are awake, or by "host" and device ("cuda:0"); a
+            budget for the host counts sleepers too. "auto" for what the devices have: their free
+            memory, and what torch's cache holds unused, without ``headroom_bytes``. Other
+            processes on a device count. None for no limit.
+        headroom_bytes: Bytes of each device that "auto" leaves for the work of the models. None
+            for a tenth of the device.
+        sleep_bytes: Bytes of host memory for models that sleep instead of being unloaded. "auto"
+            for half of what is available at that time; 0 for none.
         max_loaded: Number of models that may be loaded together. None for no limit.
         keep_alive: The keep-alive time of models that `add` gives none; see `ModelHost`.
 
@@ -61,16 +74,23 @@ class ModelPool(ModelLender):
     def __init__(
         self,
         *,
-        budget_bytes: Devices | None = None,
+        budget_bytes: Devices | Literal["auto"] | None = None,
+        headroom_bytes: int | None = None,
+        sleep_bytes: int | Literal["auto"] = 0,
         max_loaded: int | None = None,
         keep_alive: float | str = "5m",
     ) -> None:
         self._changed = threading.Condition()  # also the lock of all its hosts
         self._hosts: dict[str, ModelHost[Any]] = {}
-        self._measured: dict[str, Sizes] = {}  # by name, at the last load
-        self._budgets = (
-            {} if budget_bytes is None else parse_sizes("budget_bytes", budget_bytes, "")
-        )
+        self._is_auto = budget_bytes == "auto"
+        self._budgets: dict[str, int] = {}
+        if budget_bytes is not None and budget_bytes != "auto":
+            self._budgets = parse_sizes("budget_bytes", budget_bytes, "")
+        if headroom_bytes is not None:
+            check_positive("headroom_bytes", headroom_bytes)
+        if sleep_bytes not in ("auto", 0):
+            check_positive("sleep_bytes", sleep_bytes)
+        self._headroom_bytes, self._sleep_bytes = headroom_bytes, sleep_bytes
         if max_loaded is not None:
             check_positive("max_loaded", max_loaded)
         self._max_loaded = max_loaded
@@ -100,9 +120,13 @@ class ModelPool(ModelLender):
             if name in self._hosts:
                 raise ValueError(f"this pool has a model {name!r} already; choose another name")
             host = ModelHost(load, name=name, **{"keep_alive": self._keep_alive, **options})
-            host.join(self._changed, self._admit, bool(self._budgets))
+            self._join(host)
             self._hosts[name] = host
             return host
+
+    def _join(self, host: ModelHost[Any]) -> None:
+        needs_size = self._is_auto or bool(self._budgets)
+        host.join(self._changed, self._admit, self._evict_idle, needs_size)
 
     def remove(self, name: str) -> CleanupReport:
         """Unload a model and close its host, and forget both.
@@ -124,7 +148,6 @@ class ModelPool(ModelLender):
             raise host.in_use()
         with self._changed:
             self._hosts.pop(name, None)
-            self._measured.pop(name, None)
         return report
 
     def __contains__(self, name: object) -> bool:
@@ -211,15 +234,15 @@ class ModelPool(ModelLender):
         self,
         host: ModelHost[Any],
         transition: Transition,
-        sizes: Sizes | None,
+        blocks: Blocks,
         deadline: float | None,
     ) -> None:
         """Evict idle models until a load fits, and wait for leases to end if necessary.
 
         Args:
             host: The host that loads.
-            transition: Its load, which records the admitted bytes.
-            sizes: The model's bytes by device; None before the load, for those of the last load.
+            transition: Its load, which records the admitted memory.
+            blocks: The model's memory: before the load, that of the last load, or what is declared.
             deadline: When to give up, by `time.monotonic`; None for never.
 
         Raises:
@@ -228,49 +251,110 @@ class ModelPool(ModelLender):
             ResourceClosedError: The host was closed meanwhile.
         """
         is_loaded = transition.admitted is not None
-        if sizes is None:
-            sizes = self._measured.get(host.name, {})
-        else:
-            self._measured[host.name] = sizes
         while True:
+            for other in list(self._hosts.values()):
+                other.measure()
             with self._changed:
                 host.ensure_lending()
                 others = [other for other in self._hosts.values() if other is not host]
-                used = [taken for other in others if (taken := other.used()) is not None]
-                lacking = self._lacking([sizes, *used])
+                lacking = self._lacking(blocks, others) or self._lacking_on_card(
+                    {} if is_loaded else by_device(blocks), by_device(blocks), others
+                )
                 if not lacking:
-                    transition.admitted, transition.no_room = sizes, ""
+                    transition.admitted, transition.is_made = blocks, is_loaded
+                    transition.no_room = ""
                     return
-                never_fits = bool(self._lacking([sizes]))
+                never_fits = bool(self._lacking(blocks, []) or self._too_large(blocks))
                 idle = [other for other in others if other.is_idle()]
+                if not idle:  # Sleepers have a part of the host's memory only.
+                    idle = [other for other in others if other.is_asleep()]
+                    if self._lacking(blocks, _without(idle, others)):
+                        idle = []
                 if never_fits or not idle:
-                    transition.no_room = _explain(host, sizes, lacking, others)
+                    transition.no_room = _explain(host, blocks, lacking, others)
                     left = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
                     # Of two loads that need more than they were admitted for, one gives up.
                     is_stuck = is_loaded and any(other.waits_for_room() for other in others)
                     if never_fits or is_stuck or left <= 0 or _waits_for_itself(transition, others):
                         raise NoRoomError(transition.no_room)
-                    self._changed.wait(min(left, LONGEST_WAIT_S))
+                    # Nobody tells when another process frees memory of a card.
+                    self._changed.wait(min(left, 1.0 if self._is_auto else LONGEST_WAIT_S))
                     continue
-                oldest = min(idle, key=lambda other: other.idle_since)
-            oldest.unload_if(oldest.is_idle, "evicted")
+                oldest = min(idle, key=_last_use)
+            self._evict(oldest)
 
-    def _lacking(self, sizes: list[Sizes]) -> str:
-        """Return the limit that the sizes exceed together; empty if they fit."""
-        if self._max_loaded is not None and len(sizes) > self._max_loaded:
+    def _evict(self, host: ModelHost[Any]) -> None:
+        """Let an idle model sleep if there is room for that, or unload it, or a sleeper."""
+        if host.is_asleep():
+            host.unload_if(host.is_asleep, "evicted")
+        else:
+            host.unload_if(host.is_idle, "evicted", sleeps=self._has_bed(host))
+
+    def _evict_idle(self, host: ModelHost[Any]) -> bool:
+        """Evict all other idle models, because memory ran out; return whether there were any."""
+        idle = [one for one in _without([host], list(self._hosts.values())) if one.is_idle()]
+        for other in idle:
+            self._evict(other)
+        return bool(idle)
+
+    def _has_bed(self, host: ModelHost[Any]) -> bool:
+        """Return whether a model may sleep; unload sleepers to make that possible."""
+        if not self._sleep_bytes:
+            return False
+        needed = _total(host.used() or {})
+        while True:
+            asleep = [other for other in self._hosts.values() if other.is_asleep()]
+            taken = sum(_total(other.used() or {}, ASLEEP) for other in asleep)
+            limit = self._sleep_bytes
+            if limit == "auto":
+                limit = (available_bytes() + taken) // 2
+            if needed + taken <= limit:
+                return True
+            if needed > limit or not asleep:
+                return False
+            self._evict(min(asleep, key=_last_use))
+
+    def _lacking(self, blocks: Blocks, others: list[ModelHost[Any]]) -> str:
+        """Return the limit that a model exceeds beside others; empty if it fits."""
+        used = [taken for other in others if (taken := other.used()) is not None]
+        awake = [one for one in used if not any(d == ASLEEP for d, _ in one.values())]
+        if self._max_loaded is not None and len(awake) >= self._max_loaded:
             return f"at most {self._max_loaded} may be loaded"
+        together = dict(blocks)
+        for one in (*used, *(other.remains() for other in others)):
+            together.update(one)
         for device, budget in self._budgets.items():
-            used = sum(n for one in sizes for name, n in one.items() if device in ("", name))
-            if used > budget:
+            if _total(together, device) > budget:
                 on = f" on {device}" if device else ""
                 return f"the budget is {format_bytes(budget)}{on}"
         return ""
+
+    def _lacking_on_card(
+        self, needed: Mapping[str, int], used: Mapping[str, int], others: list[ModelHost[Any]]
+    ) -> str:
+        """Return which card lacks the needed memory, or its headroom; empty if none does."""
+        for device, memory in memory_snapshot().devices.items() if self._is_auto else ():
+            free = memory.free_bytes + memory.reserved_bytes - memory.allocated_bytes
+            free -= self._headroom(memory) + sum(_total(one.pending(), device) for one in others)
+            if device in used and needed.get(device, 0) > free:
+                return f"{device} has room for {format_bytes(max(0, free))}"
+        return ""
+
+    def _too_large(self, blocks: Blocks) -> bool:
+        cards = memory_snapshot().devices if self._is_auto else {}
+        return any(
+            _total(blocks, device) > memory.total_bytes - self._headroom(memory)
+            for device, memory in cards.items()
+        )
+
+    def _headroom(self, memory: DeviceMemory) -> int:
+        return memory.total_bytes // 10 if self._headroom_bytes is None else self._headroom_bytes
 
     def renew_lock(self) -> None:
         """Replace the lock: a thread that a fork or the teardown has ended may hold it."""
         self._changed = threading.Condition()
         for host in self._hosts.values():
-            host.join(self._changed, self._admit, bool(self._budgets))
+            self._join(host)
 
 
 def _waits_for_itself(transition: Transition, others: list[ModelHost[Any]]) -> bool:
@@ -280,14 +364,45 @@ def _waits_for_itself(transition: Transition, others: list[ModelHost[Any]]) -> b
     )
 
 
-def _explain(host: ModelHost[Any], sizes: Sizes, lacking: str, others: list[ModelHost[Any]]) -> str:
+def _last_use(host: ModelHost[Any]) -> float:
+    return host.idle_since
+
+
+def _without(some: list[ModelHost[Any]], hosts: list[ModelHost[Any]]) -> list[ModelHost[Any]]:
+    return [host for host in hosts if not any(host is other for other in some)]
+
+
+def _total(blocks: Blocks, device: str = "") -> int:
+    """Return the bytes on one device; for an empty name, on all of them without sleepers."""
+    if not device:
+        return sum(nbytes for name, nbytes in blocks.values() if name != ASLEEP)
+    if device == ASLEEP:
+        return sum(nbytes for name, nbytes in blocks.values() if name == ASLEEP)
+    return by_device(blocks).get(device, 0)
+
+
+def available_bytes() -> int:
+    """Return the host's available memory in bytes; 0 if it is unknown."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return int(text.partition("MemAvailable:")[2].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _explain(
+    host: ModelHost[Any], blocks: Blocks, lacking: str, others: list[ModelHost[Any]]
+) -> str:
     held = []
     for other in others:
-        used = other.used()
+        used, remains = other.used(), other.remains()
         if used is not None:
             why = str(other.in_use()).removeprefix(f"{other.name} ")
-            held.append(f"{other.name} has {format_bytes(sum(used.values()))} ({why})")
-    needs = f", and it needs {format_bytes(sum(sizes.values()))}" if sizes else ""
+            held.append(f"{other.name} has {format_bytes(_total(used))} ({why})")
+        elif remains:
+            why = "it is unloaded, but callers keep parts of it"
+            held.append(f"{other.name} has {format_bytes(_total(remains))} ({why})")
+    needs = f", and it needs {format_bytes(_total(blocks))}" if blocks else ""
     return f"no room for {host.name}: {lacking}{needs}; {'; '.join(held) or 'nothing is loaded'}"
 
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import spawn
 from os import getpid
 from pathlib import Path
@@ -29,6 +29,7 @@ from torch_utils._runtime import early_bound
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelProcessError, repr_of
 from torch_utils.hosting import messages
+from torch_utils.hosting.blocks import ASLEEP, Blocks, blocks_of
 from torch_utils.hosting.messages import Message
 
 __all__ = ["ModelProcess", "Proxy", "pickled_load"]
@@ -115,7 +116,9 @@ class ModelProcess:
     ) -> None:
         self.name = name
         self.report = CleanupReport()
-        self._device_bytes: dict[str, int] = {}  # that the load reserved
+        self._device_bytes: dict[str, int] = {}  # that it had reserved at its last answer
+        self._awake_bytes: dict[str, int] = {}  # on devices, before it slept
+        self._asleep_bytes = 0  # of its host memory, which belong on a device
         self._load = load
         self._environment = dict(environment or {})
         self._pid = getpid()
@@ -155,7 +158,7 @@ class ModelProcess:
             raise
         settings = {"argv": list(sys.argv), "main": _main_module()}
         try:
-            self._device_bytes = self._exchange(messages.dump((settings, self._load)), None)
+            self._exchange(messages.dump((settings, self._load)), None)
         except BaseException:  # Without a model the process has nothing to do.
             self.end()
             raise
@@ -208,9 +211,35 @@ class ModelProcess:
             return 0
         return (int(words[1]) - (0 if mapped_files else int(words[2]))) * os.sysconf("SC_PAGE_SIZE")
 
-    def sizes(self) -> dict[str, int]:
-        """Return its current memory, by device."""
-        return {**self._device_bytes, "host": self.resident_bytes()}
+    def measure(self) -> None:
+        """Do nothing: each answer of the process has its memory."""
+
+    def blocks(self) -> Blocks:
+        """Return its memory: on the host now, on devices at its last answer."""
+        host = max(0, self.resident_bytes() - self._asleep_bytes)
+        sizes = {**self._device_bytes, "host": host, ASLEEP: self._asleep_bytes}
+        return blocks_of(self, {device: nbytes for device, nbytes in sizes.items() if nbytes})
+
+    def blocks_awake(self) -> Blocks:
+        """Return its memory once it is awake."""
+        return blocks_of(self, {**self._awake_bytes, "host": self.resident_bytes()})
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the values of its model are in host memory."""
+        return self._asleep_bytes > 0
+
+    def sleep(self) -> str:
+        """Move its model to host memory; return why that is impossible, or an empty string."""
+        awake_bytes = self._device_bytes
+        self._asleep_bytes, reason = self._exchange(messages.dump(("sleep", "")), None)
+        self._awake_bytes = awake_bytes
+        return str(reason)
+
+    def wake(self) -> None:
+        """Move its model back to its devices. If that raises, it is still asleep as a whole."""
+        self._exchange(messages.dump(("wake", "")), None)
+        self._asleep_bytes = 0
 
     def close(self) -> None:
         """End the process, and report its memory as freed."""
@@ -224,12 +253,22 @@ class ModelProcess:
             after=memory_snapshot(),
         )
 
-    def ask(self, request: tuple[Any, ...], check: Callable[[], None] | None = None) -> Any:
+    def ask(
+        self,
+        request: tuple[Any, ...],
+        check: Callable[[], None] | None = None,
+        wait_s: float | None = None,
+    ) -> Any:
         """Send a request, ``("call", name, arguments, keywords)`` or ``("get", name)``.
 
         Args:
             request: The request.
             check: Called when no other request runs; raises if this one is no longer wanted.
+            wait_s: How long to wait for the calls of other threads; None for no limit.
+
+        Raises:
+            TimeoutError: Another thread's call still runs after ``wait_s``.
+            Exception: The model raised it.
         """
         try:
             message = messages.dump(request)
@@ -240,9 +279,15 @@ class ModelProcess:
                 f"sent there ({repr_of(error)}); pass plain objects, arrays, and functions and "
                 'classes of a module, or use isolation="thread"'
             ) from error
-        return self._exchange(message, self._call_timeout_s, check)
+        return self._exchange(message, self._call_timeout_s, check, wait_s)
 
-    def _exchange(self, message: Message, limit_s: float | None, check: Any = None) -> Any:
+    def _exchange(
+        self,
+        message: Message,
+        limit_s: float | None,
+        check: Any = None,
+        wait_s: float | None = None,
+    ) -> Any:
         """Send a message when no other one is being answered, and return the answer's value.
 
         The process is killed if an interrupt or the limit ends the wait for the answer.
@@ -252,7 +297,7 @@ class ModelProcess:
                 f"the process of {self.name} belongs to process {self._pid}, and this process is "
                 "a fork of that; load the model in this process"
             )
-        with self._busy:
+        with self._busy if wait_s is None else self._busy_within(wait_s):
             if self._is_busy:  # By a signal handler, or after an interrupt.
                 self.kill()
                 raise ModelProcessError(
@@ -282,9 +327,21 @@ class ModelProcess:
                     self.kill()
         return self._value(answer)
 
+    @contextlib.contextmanager
+    def _busy_within(self, wait_s: float) -> Iterator[None]:
+        if not self._busy.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
+            raise TimeoutError(
+                f"the process of {self.name} is still busy with another call after {wait_s:g} s; "
+                "pass a larger timeout_s to the lease"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
     def _value(self, answer: Message) -> Any:
         try:
-            succeeded, value = messages.load(answer)
+            succeeded, value, self._device_bytes = messages.load(answer)
         except Exception as error:
             # Unpickling a program's classes may raise anything.
             raise ModelProcessError(

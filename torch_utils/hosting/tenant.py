@@ -1,20 +1,25 @@
-"""A loaded model in this process or in its own, and its unloading."""
+"""A loaded model in this process or in its own: its memory, its sleep and its unloading."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from torch_utils._release.counting import sizes_of
+from torch_utils._memory import CUDA_STEPS, query
+from torch_utils._release.counting import Inventory, inventory_of
 from torch_utils._release.objects import is_instance, is_released, parts_of
 from torch_utils._release.run import release
 from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource
-from torch_utils._runtime import log, whole_torch
+from torch_utils._runtime import is_shutting_down, log, whole_torch
 from torch_utils.errors import TorchUtilsError
+from torch_utils.hosting.blocks import ASLEEP, Blocks, blocks_of
 from torch_utils.hosting.process import ModelProcess
+from torch_utils.hosting.sleep import Offloaded, put_to_sleep, synchronize
 
 __all__ = ["Tenant", "ThreadTenant"]
 
@@ -27,22 +32,28 @@ class ThreadTenant:
     Args:
         name: Its name in errors.
         load: Returns the model.
+
+    Attributes:
+        inventory: Its memory when it was last measured; later, what of that still exists.
     """
 
     def __init__(self, name: str, load: Callable[[], Any]) -> None:
         self.report: CleanupReport = CleanupReport()
         self.model: Any = None
+        self.inventory = Inventory()
         self._name = name
         self._make = load
-        self._sizes: Mapping[str, int] = {}
+        self._blocks: Blocks = {}
+        self._offloaded: Offloaded | None = None
+        self._reading = threading.Lock()  # Measuring refers to parts, which would stay awake.
 
     def load(self) -> None:
         """Load the model."""
         name, self.model = self._name, self._make()
         if self.model is None:
             raise TypeError(f"the load function of {name} returned None; it must return the model")
-        self._sizes = sizes_of(self.model)
-        if _is_spent(self.model, self._sizes):
+        self.measure()
+        if _is_spent(self.model, self._blocks):
             self.model = None
             raise TorchUtilsError(
                 f"the load function of {name} returned a model that was released; it must load the "
@@ -53,34 +64,87 @@ class ThreadTenant:
         """Return True: a model in this process does not end by itself."""
         return True
 
-    def sizes(self) -> Mapping[str, int]:
-        """Return the bytes of its tensors, arrays and indexes at the load, by device."""
-        return self._sizes
+    def measure(self) -> None:
+        """Count the model's tensors and arrays again, unless another thread does."""
+        model = self.model
+        if model is None or not self._reading.acquire(blocking=False):
+            return
+        try:
+            self.inventory = inventory_of(model)
+            self._blocks = self.inventory.blocks()
+        finally:
+            self._reading.release()
+
+    def blocks(self) -> Blocks:
+        """Return its memory when it was last measured."""
+        offloaded, blocks = self._offloaded, self._blocks
+        if offloaded is None:
+            return blocks
+        awake = {key: block for key, block in blocks.items() if block[0] != "host"}
+        return {**awake, self: (ASLEEP, offloaded.host_bytes)}
+
+    def blocks_awake(self) -> Blocks:
+        """Return its memory once it is awake."""
+        if self._offloaded is None:
+            return self._blocks
+        awake = {key: block for key, block in self.blocks().items() if block[0] != ASLEEP}
+        return {**awake, **blocks_of(self, self._offloaded.nbytes)}
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether its values are in host memory."""
+        return self._offloaded is not None
+
+    def sleep(self) -> str:
+        """Move the model to host memory; return why that is impossible, or an empty string."""
+        with self._reading:
+            self._offloaded, reason = put_to_sleep(self.model)
+        self.measure()
+        return reason
+
+    def wake(self) -> None:
+        """Move the model back to its devices. If that raises, it is still asleep as a whole."""
+        if self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
+            self.measure()
 
     def close(self) -> None:
         """Release the model, even if it is still referenced elsewhere."""
+        if not is_shutting_down():
+            self.measure()  # Callers may keep parts.
         model, self.model = self.model, None
         if model is None:
             return
+        offloaded, self._offloaded = self._offloaded, None
         try:
+            self._wait_for_streams()
             self.report = release(model)
-            return
         except TypeError as error:
             problem = TypeError(f"{self._name} was only dropped, not released: {error}")
-        log(WARNING, "%s", problem)
-        del model  # Its last reference may be this one.
-        gc.collect()
-        self.report = replace(release(), errors=(problem,))
+            log(WARNING, "%s", problem)
+            del model  # Its last reference may be this one.
+            gc.collect()
+            self.report = replace(release(), errors=(problem,))
+        if offloaded is not None and offloaded.is_pinned:  # torch keeps that memory.
+            query(partial(CUDA_STEPS["pinned host memory"], whole_torch()), False, "pinned memory")
+
+    def _wait_for_streams(self) -> None:
+        """Wait for work in side streams, whose memory torch could lend again meanwhile."""
+        torch: Any = whole_torch()
+        devices = {device for device, _ in self._blocks.values()} - {"host"}
+        if devices and not is_shutting_down():
+            synchronize(torch, map(torch.device, devices))
 
 
-def _is_spent(model: Any, sizes: Mapping[str, int]) -> bool:
+def _is_spent(model: Any, blocks: Blocks) -> bool:
     """Return whether a model, a layer, or a part of one without memory was released before."""
     torch: Any = whole_torch()
     seen: set[int] = set()
     pending = [model]
     while pending:
         thing = pending.pop()
-        is_own = thing is model or not sizes
+        is_own = thing is model or not blocks
         if is_released(thing) or (is_own and is_instance(thing, Resource) and thing.closed):
             return True
         is_module = torch is not None and is_instance(thing, torch.nn.Module)

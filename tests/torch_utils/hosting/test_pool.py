@@ -17,6 +17,8 @@ from support.programs import run_forked
 from support.threads import errors_in_threads
 from support.waiting import wait_for, wait_for_async
 from torch_utils import (
+    DeviceMemory,
+    MemorySnapshot,
     ModelInUseError,
     ModelPool,
     NoRoomError,
@@ -25,6 +27,7 @@ from torch_utils import (
 )
 
 torch = pytest.importorskip("torch")
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 SOON_S = 0.2
 WAIT_S = 60.0
@@ -215,6 +218,106 @@ def test_only_tensors_and_arrays_of_a_load_count(model: str) -> None:
     assert done.stdout == "True\n" * 3
 
 
+def test_shared_storage_counts_once() -> None:
+    """Two models of 4 MB that share 4 MB fit into 6 MB, also when one is loaded again."""
+    shared = tensor(4)
+    with ModelPool(budget_bytes=6 * MB, keep_alive=-1) as pool:
+        for name in "ab":
+            pool.add(name, partial(Holder, shared))
+        for _ in range(2):
+            with pool.lease("a"), pool.lease("b"):
+                assert loaded(pool) == ["a", "b"]
+            pool.unload("b")
+        assert pool.status()["a"].nbytes == 4 * MB
+
+
+class Holder:
+    """Refers to a tensor that others may use."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
+def test_what_callers_keep_of_an_unloaded_model_still_counts() -> None:
+    with ModelPool(budget_bytes=10 * MB, keep_alive=-1) as pool:
+        for name in "abc":
+            pool.add(name, lambda: Holder(tensor(4)))
+        kept = []
+        for name in "ab":
+            with pool.lease(name) as model:
+                kept.append(model.tensor)
+        with pytest.raises(NoRoomError, match=r"a has 4\.2 MB .*callers keep"), pool.lease("c", 0):
+            pass
+        kept.clear()
+        with pool.lease("c", 0):
+            assert loaded(pool) == ["c"]
+
+
+def test_growth_of_a_loaded_model_counts() -> None:
+    with ModelPool(budget_bytes=10 * MB, keep_alive=-1) as pool:
+        for name in "abc":
+            pool.add(name, lambda: Holder(tensor(3)))
+        with pool.lease("a"), pool.lease("b"), pool.lease("c"):
+            pass
+        with pool.lease("a") as model:
+            model.cache = tensor(4)
+        assert pool.status()["a"].nbytes_by_device == {"host": 7 * MB}
+        pool.unload("c")
+        with pool.lease("c"):
+            assert loaded(pool) == ["a", "c"]
+
+
+class Card:
+    """A device of 100 MB, whose memory is the tensors that it made and those of other processes."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.others = 0
+
+    def tensor(self, size_mb: int) -> Any:
+        made = tensor(size_mb)
+        self.made.append((StorageWeakRef(made.untyped_storage()), size_mb * MB))
+        return made
+
+    def snapshot(self) -> Any:
+        used = sum(nbytes for one, nbytes in self.made if not one.expired())
+        total, cache = 100 * MB, 1 * MB
+        memory = DeviceMemory(used, used + cache, total - used - cache - self.others, total)
+        return MemorySnapshot(devices={"host": memory})
+
+    def fill(self, pool: ModelPool, **sizes: int) -> ModelPool:
+        for name, size in sizes.items():
+            pool.add(name, partial(self.tensor, size))
+        return pool
+
+
+def test_auto_budget_is_what_the_card_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free memory and torch's unused cache, without a tenth; other processes count."""
+    from torch_utils.hosting import pool as module
+
+    card = Card()
+    monkeypatch.setattr(module, "memory_snapshot", card.snapshot)
+    with ModelPool(budget_bytes="auto", keep_alive=-1) as pool:
+        card.fill(pool, a=40, b=40, c=40, d=95)
+        use(pool, "a", "b")
+        assert loaded(pool) == ["a", "b"]
+        use(pool, "c")
+        assert loaded(pool) == ["b", "c"]
+        card.others = 20 * MB
+        use(pool, "a")
+        assert loaded(pool) == ["a"]
+        card.others = 60 * MB
+        with pytest.raises(NoRoomError, match="host has room for"), pool.lease("b", 0):
+            pass
+        with pytest.raises(NoRoomError), pool.lease("d"):
+            pass
+    with ModelPool(budget_bytes="auto", headroom_bytes=50 * MB) as pool:
+        card.fill(pool, a=40, b=40)
+        card.others = 0
+        use(pool, "a", "b")
+        assert loaded(pool) == ["b"]
+
+
 def test_removed_model_is_unloaded_and_forgotten() -> None:
     with make(ModelPool(max_loaded=1), a=1, b=1) as pool:
         with pool.lease("a"), pytest.raises(ModelInUseError, match="a has 1 open lease"):
@@ -244,7 +347,7 @@ def test_budget_needs_to_know_sizes(caplog: pytest.LogCaptureFixture) -> None:
                     pass
                 pool.unload(name)
     (record,) = caplog.records
-    assert record.getMessage().startswith("unknown holds no tensors, arrays or indexes")
+    assert record.getMessage().startswith("unknown holds no tensors or arrays")
 
 
 # Closing

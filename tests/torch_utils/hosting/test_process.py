@@ -278,6 +278,27 @@ def test_timeout_of_a_lease_limits_the_start_of_the_process() -> None:
 # Signals and surroundings
 
 
+def test_timeout_of_a_lease_limits_the_wait_for_another_call(host, tmp_path: Path) -> None:
+    """The other call goes on."""
+    results: list[Any] = []
+
+    def other() -> None:
+        with host.lease() as model:
+            results.append(model.note_and_wait(1, str(tmp_path / "end")))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    wait_for((tmp_path / "call 1").exists)
+    with host.lease(timeout_s=0.1) as model:
+        with pytest.raises(TimeoutError, match=r"still busy with another call after 0\.1 s"):
+            model.echo(1)
+        assert not results
+        (tmp_path / "end").touch()
+        thread.join()
+        assert model.echo(1) == 1
+    assert len(results) == 1
+
+
 def test_signals_to_the_group_reach_only_the_parent(host, tmp_path: Path) -> None:
     """Calls go on; programs and forks that the model starts get the signals."""
     begun = tmp_path / "begun"

@@ -1,0 +1,575 @@
+"""Tests of sleep and wake: `offload`, hosts and pools, with host memory as the device."""
+
+# Misuses things on purpose, and torch has no types for the attributes of modules.
+# mypy: disable-error-code="arg-type, call-arg, union-attr, index, operator"
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from support.programs import run_forked
+from support.threads import errors_in_threads
+from support.waiting import wait_for
+from torch_utils import (
+    ModelHost,
+    ModelInUseError,
+    ModelPool,
+    NoRoomError,
+    offload,
+    release,
+)
+from torch_utils.hosting import sleep
+
+torch = pytest.importorskip("torch")
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+
+MB = 1 << 20
+WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make host memory a device whose tensors are moved."""
+    monkeypatch.setattr(sleep, "STAYING", {"meta"})
+
+
+class Net(torch.nn.Module):  # type: ignore[name-defined, misc]
+    """A model with ties, views, containers, inner objects and an unnamed base."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(20, 20), torch.nn.Linear(20, 20)
+        self.second.weight = self.first.weight
+        self.register_buffer("table", torch.randn(100).half())
+        self.views = [self.table[:10], self.table.view(10, 10).t()]
+        self.extra = {"x": (torch.randn(50), [torch.arange(7)])}
+        self.base_is_unnamed = torch.randn(30)[3:9]
+        self.lstm = torch.nn.LSTM(4, 4)
+        with torch.inference_mode():
+            self.inference = torch.randn(9)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x)).sum() + self.lstm(torch.ones(1, 4))[0].sum()
+
+    def tensors(self) -> list[Any]:
+        extra = [self.extra["x"][0], *self.extra["x"][1], self.base_is_unnamed, self.inference]
+        return [*self.state_dict(keep_vars=True).values(), *self.views, *extra]
+
+
+class Memory:
+    """The storages of tensors, by weak references."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        self.all = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+
+    def is_gone(self) -> bool:
+        return all(one.expired() for one in self.all)
+
+    def is_whole(self) -> bool:
+        return not any(one.expired() for one in self.all)
+
+
+def test_everything_of_a_model_moves_and_comes_back_equal() -> None:
+    net = Net()
+    memory = Memory(net.tensors())
+    values = [tensor.detach().clone() for tensor in net.tensors()]
+    ids = list(map(id, net.tensors()))
+    offloaded = offload(net)
+    assert memory.is_gone() and offloaded.left == ()
+    assert sum(offloaded.nbytes.values()) <= offloaded.host_bytes
+    asleep = Memory(net.tensors())
+    for _ in range(2):
+        assert list(map(id, net.tensors())) == ids
+        assert all(map(torch.equal, net.tensors(), values))
+        assert net.second.weight is net.first.weight
+        assert net.views[0].data_ptr() == net.table.data_ptr() == net.views[1].data_ptr()
+        assert net.views[1].stride() == (1, 10) and net.inference.is_inference()
+        assert net.first.weight.requires_grad and not net.table.requires_grad
+        offloaded.restore()
+    assert asleep.is_gone() and not offloaded.restore()
+
+
+def test_training_goes_on_after_a_nap() -> None:
+    """The same program gives the same weights with and without naps, with hooks and gradients."""
+
+    def train(naps: bool) -> tuple[list[Any], list[str]]:
+        torch.manual_seed(0)
+        net, called = Net(), []
+        optimizer = torch.optim.Adam(net.parameters())
+        net.first.weight.register_hook(lambda gradient: called.append("before"))
+        net.first.weight.register_post_accumulate_grad_hook(lambda weight: called.append("after"))
+        handle = net.first.bias.register_hook(lambda gradient: called.append("never"))
+        for step in range(3):
+            net(torch.ones(2, 20)).backward()
+            if naps:
+                with offload(net) as offloaded:
+                    assert net.first.weight.grad is not None
+                    assert offloaded.left == ()
+            if step == 0:
+                handle.remove()
+                called.clear()
+            optimizer.step()
+            optimizer.zero_grad()
+            if naps:
+                with offload(net, optimizer):
+                    pass
+        return [one.detach().clone() for one in net.parameters()], called
+
+    (weights, called), (expected, expected_called) = train(True), train(False)
+    assert all(map(torch.equal, weights, expected))
+    assert called == expected_called == ["before", "after"] * 2
+
+
+def in_closure(net: Any) -> Any:
+    first = net.first
+    return lambda: first.weight
+
+
+def in_other_model(net: Any) -> Any:
+    return torch.nn.Sequential(net.first)
+
+
+def in_list(net: Any) -> Any:
+    return [net.first.weight]
+
+
+def in_dlpack(net: Any) -> Any:
+    return torch.from_dlpack(net.first.weight.detach())
+
+
+def in_view(net: Any) -> Any:
+    return net.first.weight.detach()[:3]
+
+
+def in_graph(net: Any) -> Any:
+    return (net.first.weight * net.first.weight).sum()
+
+
+def in_array(net: Any) -> Any:
+    return net.first.weight.detach().numpy()
+
+
+@pytest.mark.parametrize(
+    "share", [in_closure, in_other_model, in_list, in_dlpack, in_view, in_graph, in_array]
+)
+def test_what_others_use_stays_where_it_is(share: Callable[[Any], Any]) -> None:
+    net = Net()
+    other = share(net)
+    shared, own = Memory([net.first.weight]), Memory([net.table, net.lstm.weight_ih_l0])
+    address = net.first.weight.data_ptr()
+    offloaded = offload(net)
+    assert own.is_gone() and shared.is_whole()
+    assert net.first.weight.data_ptr() == address
+    assert 1600 in [one.nbytes for one in offloaded.left]
+    offloaded.restore()
+    del other
+    with offload(net) as offloaded:
+        assert shared.is_gone() and not offloaded.left
+
+
+def test_gradient_that_others_use_stays_beside_its_weight() -> None:
+    net = Net()
+    net(torch.ones(2, 20)).backward()
+    gradient = net.first.weight.grad
+    address = gradient.data_ptr()
+    with offload(net):
+        assert gradient.data_ptr() == address
+    assert net.first.weight.grad is gradient
+
+
+def script(net: Any) -> None:
+    net.scripted = torch.jit.script(torch.nn.Linear(2, 2))
+
+
+def compiled(net: Any) -> None:
+    net.compiled = torch.compile(torch.nn.Linear(2, 2), backend="eager")
+
+
+def compiled_call(net: Any) -> None:
+    net.second.compile(backend="eager")
+
+
+def sparse(net: Any) -> None:
+    net.sparse = torch.ones(3, 3).to_sparse()
+
+
+def quantized(net: Any) -> None:
+    net.quantized = torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)
+
+
+class Dispatching(torch.Tensor):  # type: ignore[name-defined, misc]
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError("code of the program was run")
+
+
+def dispatching(net: Any) -> None:
+    net.dispatching = torch.Tensor._make_subclass(Dispatching, torch.ones(3))  # noqa: SLF001
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("add", [script, compiled, compiled_call, sparse, quantized, dispatching])
+def test_model_that_cannot_move_is_refused_and_unloads(
+    add: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Net()
+    add(net)
+    memory = Memory([net.table, net.first.weight])
+    with pytest.raises(TypeError, match=r"cannot move .* Nothing was changed"):
+        offload(net)
+    assert memory.is_whole()
+
+    def load() -> Any:
+        made = Net()
+        add(made)
+        return made
+
+    with ModelHost(load, name="stubborn") as host:
+        assert host.load() and not host.sleep()
+        assert host.status().state == "unloaded"
+    (line,) = [one.getMessage() for one in caplog.records if "stubborn" in one.getMessage()]
+    assert line.startswith("stubborn cannot sleep and is unloaded instead: offload() cannot move")
+
+
+def test_failure_to_wake_leaves_everything_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out in the middle of the storages."""
+    net = Net()
+    values = [tensor.detach().clone() for tensor in net.tensors()]
+    offloaded = offload(net)
+    asleep = Memory(net.tensors())
+    make, calls = torch.empty, []
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        offloaded.restore()
+    assert asleep.is_whole() and all(map(torch.equal, net.tensors(), values))
+    assert offloaded.restore() and asleep.is_gone()
+    assert all(map(torch.equal, net.tensors(), values))
+
+
+def test_tensors_that_cannot_be_exchanged_leave_everything_as_it_was() -> None:
+    """A weak reference in C++, as functorch has, is found at the last tensor."""
+    net = Net()
+    net.last = torch.ones(5)
+    weak = torch._C._WeakTensorRef(net.last)  # noqa: SLF001
+    memory = Memory(net.tensors())
+    with pytest.raises(RuntimeError, match="weakref"):
+        offload(net)
+    assert memory.is_whole() and weak is not None
+    net(torch.ones(2, 20)).backward()
+
+
+def test_error_of_the_block_wins() -> None:
+    net = Net()
+    with pytest.raises(KeyError, match="mine"), offload(net):
+        raise KeyError("mine")
+
+
+def test_released_or_moved_while_offloaded() -> None:
+    """What the program does to the tensors meanwhile stays."""
+    net = Net()
+    offloaded = offload(net)
+    net.table.data = torch.ones(100).half()
+    memory = Memory([net.lstm.weight_ih_l0])
+    release(net.lstm)
+    assert memory.is_gone()
+    assert offloaded.restore()
+    assert float(net.table.sum()) == 100
+
+
+def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model() -> None:
+    host = ModelHost(Net, keep_alive=0, idle="sleep")
+    with host:
+        with host.lease() as model:
+            ids = list(map(id, model.tensors()))
+            values = [t.detach().clone() for t in model.tensors()]
+            memory = Memory(model.tensors())
+            del model
+        assert host.status().state == "asleep"
+        status = host.status()
+        assert memory.is_gone()
+        assert status.nbytes == sum(status.nbytes_by_device.values()) > 0
+        assert (status.loads, status.unloads, status.expires_in_s) == (1, 0, None)
+        assert host.wake() and not host.wake()
+        assert host.status().state == "loaded"
+        with host.lease() as model:
+            assert list(map(id, model.tensors())) == ids
+            assert all(map(torch.equal, model.tensors(), values))
+            with pytest.raises(ModelInUseError, match="1 open lease"):
+                host.sleep()
+            del model
+        assert host.status().state == "asleep" and not host.sleep()
+        host.unload()
+        assert host.status().state == "unloaded" and not host.wake()
+    assert host.status().state == "closed"
+
+
+def test_expiry_thread_lets_the_model_sleep_and_starts_again() -> None:
+    with ModelHost(Net, keep_alive="20ms", idle="sleep") as host:
+        for _ in range(3):
+            with host.lease():
+                assert host.status().state == "loaded"
+            wait_for(lambda: host.status().state == "asleep")
+        assert host.status().loads == 1
+
+
+def test_a_thousand_naps_leave_nothing_behind() -> None:
+    with ModelHost(lambda: torch.nn.Linear(30, 30), keep_alive=-1) as host:
+        with host.lease() as model:
+            values = model.weight.detach().clone()
+            del model
+        counts = []
+        for index in range(1000):
+            assert host.sleep() and host.wake()
+            if index % 333 == 0:
+                gc.collect()
+                counts.append(len(gc.get_objects()))
+        with host.lease() as model:
+            assert torch.equal(model.weight, values)
+        assert counts[-1] - counts[1] < 50
+
+
+def test_wake_without_room_raises_and_the_model_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ModelHost(Net, keep_alive=-1) as host:
+        host.load()
+        host.sleep()
+        fails = [True]
+        make = torch.empty
+
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            if fails and args and args[0]:  # Not an empty tensor.
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return make(*args, **kwargs)
+
+        monkeypatch.setattr(torch, "empty", fail)
+        with pytest.raises(NoRoomError, match="no room to wake Net"), host.lease():
+            pass
+        assert host.status().state == "asleep"
+        fails.clear()
+        with host.lease() as model:
+            assert model.table.numel() == 100
+        assert host.status().loads == 1
+
+
+# Pools
+
+
+def layer(mb: int) -> Callable[[], Any]:
+    return lambda: torch.nn.ParameterList([torch.full((mb * MB // 4,), float(mb))])
+
+
+@pytest.fixture
+def pool() -> Iterator[ModelPool]:
+    with ModelPool(budget_bytes=7 * MB, sleep_bytes=7 * MB) as made:
+        for name, mb in {"a": 1, "b": 2, "c": 3, "d": 4}.items():
+            made.add(name, layer(mb))
+        yield made
+
+
+def states(pool: ModelPool) -> str:
+    return " ".join(f"{name}:{one.state}" for name, one in pool.status().items())
+
+
+def test_evicted_models_sleep_within_their_budget(pool: ModelPool) -> None:
+    """The least recently used sleeper is unloaded first."""
+    for name in "abcd":
+        with pool.lease(name):
+            pass
+    assert states(pool) == "a:asleep b:asleep c:loaded d:loaded"
+    with pool.lease("a"):
+        pass
+    assert states(pool) == "a:loaded b:asleep c:asleep d:loaded"
+    with pool.lease("b"):
+        assert states(pool) == "a:loaded b:loaded c:asleep d:loaded"
+    assert [one.loads for one in pool.status().values()] == [1] * 4
+    pool.unload("c")
+    with pool.lease("c"):
+        assert states(pool) == "a:loaded b:loaded c:loaded d:asleep"
+
+
+def test_sleepers_without_room_are_unloaded_the_oldest_first() -> None:
+    with ModelPool(budget_bytes=4 * MB, sleep_bytes=5 * MB) as pool:
+        for name, mb in {"a": 2, "b": 3, "c": 4}.items():
+            pool.add(name, layer(mb))
+            with pool.lease(name):
+                pass
+        assert states(pool) == "a:asleep b:asleep c:loaded"
+        with pool.lease("a"):
+            pass
+        assert states(pool) == "a:loaded b:unloaded c:asleep"
+    with pytest.raises(ValueError, match="sleep_bytes"):
+        ModelPool(sleep_bytes=-1)
+
+
+def test_pool_without_sleep_bytes_unloads() -> None:
+    with ModelPool(max_loaded=1) as pool:
+        for name in "ab":
+            pool.add(name, layer(1))
+            with pool.lease(name):
+                pass
+        assert states(pool) == "a:unloaded b:loaded"
+
+
+def filled(value: int) -> Any:
+    return torch.nn.ParameterList([torch.full((MB // 4,), float(value))])
+
+
+@pytest.mark.parametrize("sleep_bytes", [0, "auto", 3 * MB])
+def test_eight_threads_share_a_budget_of_two_models(sleep_bytes: Any) -> None:
+    with ModelPool(budget_bytes=2 * MB, sleep_bytes=sleep_bytes, keep_alive=-1) as pool:
+        for index in range(4):
+            pool.add(str(index), partial(filled, index))
+
+        def work(number: int) -> None:
+            for turn in range(30):
+                index = (number + turn * 3) % 4
+                with pool.lease(str(index), timeout_s=WAIT_S) as model:
+                    values = model[0].detach()
+                    assert float(values[0]) == float(values[-1]) == index
+                    awake = [one for one in pool.status().values() if one.leases]
+                    assert len(awake) <= 2
+                    del model, values
+
+        assert errors_in_threads(*[partial(work, n) for n in range(8)]) == []
+        if sleep_bytes:
+            assert "asleep" in states(pool)
+
+
+def test_pool_makes_room_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device may have less memory than the budget says: the idle models are evicted once."""
+    with ModelPool(sleep_bytes="auto", keep_alive=-1) as pool:
+        sleeper = pool.add("a", layer(1))
+        pool.add("b", layer(1))
+        assert sleeper.load() and sleeper.sleep()
+        with pool.lease("b"):
+            pass
+        make = torch.empty
+
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            if args[0] and pool.status()["b"].state == "loaded":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return make(*args, **kwargs)
+
+        monkeypatch.setattr(torch, "empty", fail)
+        with pytest.raises(NoRoomError), pool.lease("b"), pool.lease("a"):
+            pass
+        assert pool.status()["a"].state == "asleep"
+
+
+# Programs
+
+PROGRAM = """
+import os, signal, sys, threading, time, torch
+from torch_utils import ModelHost, exit_on_signals
+from torch_utils.hosting import sleep
+sleep.STAYING.discard("cpu")
+exit_on_signals()
+host = ModelHost(lambda: torch.nn.Linear(50, 50), idle="sleep", keep_alive=-1)
+host.load()
+"""
+
+ENDS = {
+    "term": "host.sleep(); os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+    "exit": "host.sleep()",
+    "fork": """
+host.sleep()
+pid = os.fork()
+if not pid:
+    assert host.status().state == "unloaded"
+    with host.lease() as model:
+        assert model.weight.numel() == 2500
+    assert host.sleep() and host.wake()
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert host.status().state == "asleep" and host.wake()
+""",
+    "storm": """
+def nap():
+    while True:
+        host.sleep(); host.wake()
+threading.Thread(target=nap, daemon=True).start()
+time.sleep(.2)
+os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)
+""",
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("end", ENDS)
+def test_program_ends_cleanly_in_every_state(end: str) -> None:
+    result = run_forked(PROGRAM + ENDS[end])
+    assert result.returncode == (143 if end in ("term", "storm") else 0), str(result)
+    assert result.stderr == "", str(result)
+
+
+class Sleeper:
+    """A model of another process, in which host memory is the device as well."""
+
+    def __init__(self) -> None:
+        sleep.STAYING.discard("cpu")
+        self.weight = torch.arange(MB, dtype=torch.float32)
+        self.memory = Memory([self.weight])
+
+    def has_moved(self) -> bool:
+        return self.memory.is_gone()
+
+    def sum(self) -> float:
+        return float(self.weight.sum())
+
+
+def test_model_in_a_process_sleeps_there() -> None:
+    with ModelHost(Sleeper, isolation="process", keep_alive=-1) as host:
+        with host.lease() as model:
+            total, pid = model.sum(), model.__repr__()
+            assert not model.has_moved()
+        assert host.sleep() and host.status().state == "asleep"
+        assert host.status().nbytes_by_device["host"] > 4 * MB
+        with host.lease() as model:
+            assert model.has_moved() and model.sum() == total and repr(model) == pid
+        assert host.sleep() and host.wake() and host.status().loads == 1
+        assert host.sleep()
+        os.kill(int(re.findall(r"process (\d+)", pid)[0]), signal.SIGKILL)
+        wait_for(lambda: host.status().state == "unloaded")
+        with host.lease() as model:
+            assert model.sum() == total and not model.has_moved()
+        assert (host.status().loads, host.status().unloads) == (2, 1)
+
+
+def test_close_and_lease_during_naps() -> None:
+    """Leases of other threads wait for the nap, and get a whole model."""
+    host, stop = ModelHost(lambda: torch.nn.Linear(100, 100), keep_alive=-1), threading.Event()
+    with host.lease() as model:
+        expected = float(model.weight.detach().sum())
+        del model
+
+    def nap() -> None:
+        while not stop.is_set():
+            try:
+                host.sleep()
+            except ModelInUseError:
+                continue
+
+    def use() -> None:
+        for _ in range(100):
+            with host.lease() as model:
+                assert float(model.weight.detach().sum()) == expected
+        stop.set()
+
+    assert errors_in_threads(nap, use) == []
+    assert host.close()
+    assert host.status().state == "closed"

@@ -1,0 +1,450 @@
+"""offload: move a model's values to host memory, and back into the same objects.
+
+Three reference counts decide what moves, as they decide what `release` frees: those of Python's
+objects, of torch's tensors and of their storages. A storage moves if the objects that were passed
+explain all of its references. What anything else uses stays where it is, so nothing else notices.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from contextlib import nullcontext
+from itertools import compress
+from typing import Any, NamedTuple
+from weakref import ref
+
+from torch_utils._memory import empty_caches
+from torch_utils._oom import clear_exception_frames
+from torch_utils._release.counting import (
+    PACKED,
+    Inventory,
+    Root,
+    is_training_class,
+    name_of_device,
+    reference_counts,
+    without_overrides,
+)
+from torch_utils._release.objects import bases_of, contents_of, find_in_class, name_of
+from torch_utils._release.roots import roots_of
+from torch_utils._report import StillHeld
+from torch_utils._resource import add_note, takes_precedence
+from torch_utils._runtime import DEBUG, import_torch, log, private
+from torch_utils._signals import DeferredSignals
+from torch_utils.errors import repr_of
+
+__all__ = ["Offloaded", "offload", "put_to_sleep", "synchronize"]
+
+STAYING = {"cpu", "meta"}
+"""Types of devices whose tensors stay. Without "cpu", host memory is a device, as in rehearsals."""
+
+_NAMES = ("_C._swap_tensor_impl", "_C._storage_Use_Count", "Tensor._use_count")
+_OBSTACLES = {
+    "ScriptModule": "TorchScript refers to its tensors itself",
+    "ScriptFunction": "TorchScript refers to its tensors itself",
+    "CUDAGraph": "a CUDA graph has the addresses of its tensors",
+    "OptimizedModule": "compiled code may have copies of its tensors",
+}
+
+
+class _Moved(NamedTuple):
+    """A tensor that was moved to the host.
+
+    Attributes:
+        tensor: The object, which stays the same.
+        key: Its storage in host memory. It has another one if the program moved it meanwhile.
+        device: Where it belongs.
+    """
+
+    tensor: ref[Any]
+    key: int
+    device: Any
+
+
+class Offloaded:
+    """What `offload` moved to host memory, and the way back.
+
+    As a context manager, it restores at the end of the block. Threads: safe.
+
+    Attributes:
+        nbytes: The bytes that were moved, by device.
+        host_bytes: What they take on the host. torch rounds each block of pinned memory up to a
+            power of two.
+        is_pinned: Whether all of it is pinned.
+        left: What stayed on a device, because something else refers to it.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes: dict[str, int] = {}
+        self.host_bytes = 0
+        self.is_pinned = True
+        self.left: tuple[StillHeld, ...] = ()
+        self._moved: list[_Moved] = []
+        self._gradients: list[tuple[ref[Any], Any]] = []  # that stayed on the device
+        self._lock = threading.Lock()
+
+    def restore(self) -> bool:
+        """Move everything back to its device, into the same objects.
+
+        A tensor that the program itself has moved since stays where it is.
+
+        Returns:
+            True if this call restored it.
+
+        Raises:
+            RuntimeError: The device has too little memory, or cannot be used. All values are still
+                in host memory; call this again.
+        """
+        with self._lock:
+            if not (self._moved or self._gradients):
+                return False
+            torch: Any = import_torch()
+            with without_overrides(torch):
+                groups: defaultdict[tuple[int, Any], list[Any]] = defaultdict(list)
+                for moved in self._moved:
+                    tensor = moved.tensor()
+                    if tensor is not None and _key_of(torch, tensor) == moved.key:
+                        groups[moved.key, moved.device].append(tensor)
+                _move(torch, list(groups.values()), [device for _, device in groups])
+                for find, gradient in self._gradients:
+                    tensor = find()
+                    if tensor is not None and _gradient(torch, tensor) is None:
+                        torch.Tensor.grad.__set__(tensor, gradient)
+            self._moved, self._gradients = [], []
+            return True
+
+    def __enter__(self) -> Offloaded:
+        return self
+
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        try:
+            self.restore()
+        except BaseException as error:
+            if exc is None or takes_precedence(error, exc):
+                raise
+            # The exception of the block is the one that matters.
+            add_note(exc, f"restoring what was offloaded also failed: {repr_of(error)}")
+
+
+def offload(*objects: Any) -> Offloaded:
+    """Move the tensors of objects from their devices to host memory, until they are restored.
+
+    ::
+
+        with offload(model):  # the memory of the GPU is free in this block
+            run_something_else()
+
+    Parameters, buffers, gradients and tensors in attributes, containers and inner objects are
+    moved, each storage once, to pinned memory as long as there is some. The objects stay the same:
+    so do ties, views, strides, dtypes and hooks. An optimizer keeps its parameters; pass it too to
+    move its state. Do not use the objects meanwhile in another thread.
+
+    What anything else refers to, such as a layer of another model or in a variable, stays on its
+    device and is listed in `Offloaded.left`.
+
+    Args:
+        *objects: Models, optimizers, tensors and other objects with attributes, or containers of
+            them.
+
+    Returns:
+        What was moved. Call its ``restore()``, or use it in a ``with`` block.
+
+    Raises:
+        TypeError: An object cannot be moved: TorchScript, CUDA graphs, compiled code, packed or
+            sparse tensors, or what `release` refuses. Nothing was changed.
+        RuntimeError: There is too little host memory, or torch cannot exchange one of the tensors.
+            Nothing was changed.
+    """
+    offloaded = Offloaded()
+    torch: Any = import_torch()
+    if torch is None:
+        return offloaded
+    with without_overrides(torch):
+        finder = _Finder(torch, objects)
+        groups = finder.groups()
+        if finder.has_unknown:  # In garbage, or in an optimizer, which does not mind.
+            groups.clear()
+            finder = _Finder(torch, objects, _optimizers())
+            groups = finder.groups()
+        devices = [torch.Tensor.device.__get__(group[0]) for group in groups]
+        pinned, aside = _move(torch, groups, [None] * len(groups))
+        offloaded.is_pinned = all(pinned)
+        offloaded._gradients = [(ref(tensor), gradient) for tensor, gradient in aside]
+        for group, device, is_pinned in zip(groups, devices, pinned, strict=True):
+            storage = torch.Tensor.untyped_storage(group[0])
+            nbytes, name = storage.nbytes(), name_of_device(device)
+            offloaded.host_bytes += 1 << (nbytes - 1).bit_length() if is_pinned else nbytes
+            offloaded.nbytes[name] = offloaded.nbytes.get(name, 0) + nbytes
+            offloaded._moved += [_Moved(ref(one), storage._cdata, device) for one in group]
+        offloaded.left = finder.left()
+    if groups:
+        empty_caches()
+    return offloaded
+
+
+def _optimizers() -> list[Any]:
+    """Collect garbage, and return all optimizers of the program."""
+    gc.collect()
+    things = gc.get_objects()
+    ids = list(map(id, map(type, things)))  # A metaclass may define the hash of its classes.
+    kinds = dict(zip(ids, map(type, things), strict=True))
+    found = {key for key, kind in kinds.items() if is_training_class(kind)}
+    return list(compress(things, map(found.__contains__, ids)))
+
+
+def put_to_sleep(model: Any) -> tuple[Offloaded | None, str]:
+    """Offload a model if that frees memory of a device, or return why it does not. Never raises."""
+    try:
+        offloaded = offload(model)
+    except Exception as error:
+        # Drivers raise what they like, and a model that cannot sleep is unloaded.
+        clear_exception_frames(error)
+        return None, repr_of(error) if not isinstance(error, TypeError) else str(error)
+    if offloaded.nbytes:
+        return offloaded, ""
+    left = ", ".join(one.what for one in offloaded.left[:3])
+    return None, f"other objects refer to {left}" if left else "no device has memory of it"
+
+
+class _Finder(Inventory):
+    """Finds the tensors of objects that may be moved. Changes nothing.
+
+    Args:
+        torch: The module.
+        objects: The objects.
+        optimizers: Objects that may refer to the same tensors; these references are explained.
+
+    Attributes:
+        has_unknown: Whether something unknown refers to a tensor, which therefore stays.
+    """
+
+    def __init__(self, torch: Any, objects: Iterable[Any], optimizers: Iterable[Any] = ()) -> None:
+        super().__init__()
+        self._tensors: list[Any] = []
+        self._ids: set[int] = set()
+        self._root: Root | None = None
+        missing = [name for name in _NAMES if private(torch, name) is None]
+        if missing:
+            raise TypeError(
+                f"offload() needs torch.{missing[0]}; torch {torch.__version__} lacks it"
+            )
+        try:
+            roots = roots_of(tuple(objects), self)
+        except TypeError as error:
+            text = str(error).replace("release() cannot release", "offload() cannot move")
+            raise TypeError(text) from None
+        known = {id(root.thing) for root in roots}
+        self._passed = known
+        self._others = [Root(one, name_of(type(one))) for one in optimizers if id(one) not in known]
+        self.count([*roots, *self._others])
+        self._root = None
+
+    def _enter(self, visit: Any, pending: list[Any]) -> None:
+        self._root = visit.root
+        is_own = self._part is None or self.parts[self._part].get() is visit.thing
+        if is_own and not any(visit.root is other for other in self._others):
+            reason = self._obstacle(visit.thing)
+            if reason:
+                raise _refused(visit.name, reason)
+        super()._enter(visit, pending)
+
+    def _obstacle(self, thing: Any) -> str:
+        for base in bases_of(type(thing)):
+            if name_of(base) in _OBSTACLES:
+                return _OBSTACLES[name_of(base)]
+        if self.kind(thing) == PACKED:
+            return "its weights are packed"
+        try:
+            contents = contents_of(thing)
+        except AttributeError:
+            return ""
+        is_compiled = (
+            contents.get("_compiled_call_impl") or "_torchdynamo_orig_callable" in contents
+        )
+        return _OBSTACLES["OptimizedModule"] if is_compiled else ""
+
+    def _add_tensor(self, tensor: Any, name: str, is_expected: bool) -> None:
+        is_of_optimizer = any(self._root is other for other in self._others)
+        super()._add_tensor(tensor, name, is_expected and not is_of_optimizer)
+        if not is_expected or is_of_optimizer or not self._has_memory(tensor):
+            return
+        if self._part is None or self.parts[self._part].get() is tensor:
+            problem = _problem(self._torch, tensor)
+            if problem:
+                raise _refused(name, problem)
+            self._note(tensor)
+
+    def _has_memory(self, tensor: Any) -> bool:
+        """Return whether a tensor has memory of its own on a device; wrappers have none."""
+        if self._torch.Tensor.device.__get__(tensor).type in STAYING:
+            return False
+        try:
+            return bool(self._torch.Tensor.untyped_storage(tensor).data_ptr())
+        except (RuntimeError, NotImplementedError):  # `_problem` tells a sparse tensor.
+            return bool(self._torch.Tensor.layout.__get__(tensor) != self._torch.strided)
+
+    def _note(self, tensor: Any) -> None:
+        if id(tensor) not in self._ids:
+            self._ids.add(id(tensor))
+            self._tensors.append(tensor)
+
+    def groups(self) -> list[list[Any]]:
+        """Return the tensors that may move, by storage."""
+        torch, base = self._torch, self._torch.Tensor
+        found = len(self._tensors)
+        uses = Counter[int]()  # by bases and gradients, in C++
+        for tensor in self._tensors:  # The list grows.
+            for other in (base._base.__get__(tensor), _gradient(torch, tensor)):
+                if other is not None:
+                    uses[id(other)] += 1
+                    self._note(other)
+        tensor = other = None
+        groups: defaultdict[int, list[Any]] = defaultdict(list)
+        staying: set[int] = set()
+        for index, (tensor, count) in enumerate(
+            zip(self._tensors, reference_counts(self._tensors), strict=True)
+        ):
+            key, uses_now = _key_of(torch, tensor), torch.Tensor._use_count(tensor)
+            groups[key].append(tensor)
+            # torch refers to a tensor's object while C++ uses the tensor elsewhere.
+            met = (max(1, self.met[id(tensor)]) if index < found else 0) + (uses_now > 1)
+            is_explained = count <= met or id(tensor) in self._passed
+            is_explained = is_explained and uses_now <= 1 + uses[id(tensor)]
+            if not (is_explained and base.is_leaf.__get__(tensor)):
+                staying.add(key)
+        count_uses: Any = private(torch, "_C._storage_Use_Count")
+        for key, group in groups.items():
+            storage = base.untyped_storage(group[0])
+            if count_uses(key) > len(group) + 1:  # The variable refers to it as well.
+                staying.add(key)
+            del storage
+        self.has_unknown = bool(staying)
+        for key, group in groups.items():  # A gradient stays beside its tensor.
+            if key in staying:
+                near = [_gradient(torch, tensor) for tensor in group]
+                staying = staying | {_key_of(torch, one) for one in near if one is not None}
+        return [group for key, group in groups.items() if key not in staying]
+
+    def left(self) -> tuple[StillHeld, ...]:
+        """Return what still exists on a device."""
+        held: Counter[tuple[str, str]] = Counter()
+        for one in self.alive():
+            if (one.device != "host" or "cpu" not in STAYING) and not self.is_lent(one):
+                name = one.what if one.part is None else self.parts[one.part].name
+                held[name, one.device] += one.nbytes
+        return tuple(StillHeld(name, n, device, ()) for (name, device), n in held.items())
+
+
+def _refused(name: str, reason: str) -> TypeError:
+    return TypeError(f"offload() cannot move {name}, because {reason}. Nothing was changed.")
+
+
+def _key_of(torch: Any, tensor: Any) -> int:
+    key: int = torch.Tensor.untyped_storage(tensor)._cdata
+    return key
+
+
+def _gradient(torch: Any, tensor: Any) -> Any:
+    base = torch.Tensor
+    return base.grad.__get__(tensor) if base.is_leaf.__get__(tensor) else None
+
+
+def _problem(torch: Any, tensor: Any) -> str:
+    """Return why a tensor cannot be made again around another storage, or an empty string."""
+    base = torch.Tensor
+    if base.layout.__get__(tensor) != torch.strided or base.is_nested.__get__(tensor):
+        return "it is a sparse, packed or nested tensor"
+    if base.is_quantized.__get__(tensor) or base.is_conj(tensor) or base.is_neg(tensor):
+        return "it is a quantized or conjugated tensor"
+    dispatch = find_in_class(type(tensor), "__torch_dispatch__")
+    if dispatch is not None and dispatch is not find_in_class(base, "__torch_dispatch__"):
+        return f"its class {name_of(type(tensor))} has a dispatch of its own"
+    return ""
+
+
+def synchronize(torch: Any, devices: Iterable[Any]) -> None:
+    """Wait until devices have done what all their streams were given."""
+    for device in set(devices):
+        module = getattr(torch, device.type)
+        module.synchronize(*() if device.type == "mps" else (device,))
+
+
+def _move(
+    torch: Any, groups: list[list[Any]], devices: list[Any]
+) -> tuple[list[bool], list[tuple[Any, Any]]]:
+    """Copy storages and exchange those of the tensors; change nothing if that fails.
+
+    Args:
+        torch: The module.
+        groups: Tensors by storage.
+        devices: The target of each group; None for the host.
+
+    Returns:
+        Whether each group is pinned, and tensors with the gradients that are detached from them
+        because these are on another device.
+    """
+    base, pinned = torch.Tensor, [device is None for device in devices]
+    old = [base.untyped_storage(group[0]) for group in groups]
+    new: list[Any] = []
+    try:
+        for index, (storage, device) in enumerate(zip(old, devices, strict=True)):
+            new.append(_memory(torch, storage.nbytes(), device, pinned, index))
+    except BaseException:
+        new.clear()  # The exception keeps this frame.
+        raise
+    on_device = [one.device for one in (*old, *new) if one.device.type not in STAYING]
+    gradients = [(t, _gradient(torch, t)) for group in groups for t in group]
+    gradients = [(tensor, gradient) for tensor, gradient in gradients if gradient is not None]
+    done: list[tuple[Any, Any]] = []
+    swap = private(torch, "_C._swap_tensor_impl")
+    assert swap is not None  # `_Finder` has checked it.
+    synchronize(torch, on_device)
+    with DeferredSignals(), torch.inference_mode(False), torch.no_grad():
+        try:
+            for source, target in zip(old, new, strict=True):
+                target.copy_(source, non_blocking=True)
+            for group, storage in zip(groups, new, strict=True):  # While the copies run.
+                for tensor in group:
+                    other = _tensor_like(torch, tensor, storage)
+                    swap(tensor, other)
+                    done.append((tensor, other))
+            synchronize(torch, on_device)
+        except BaseException:  # For example, functorch refers to a tensor weakly.
+            for tensor, other in done:
+                swap(tensor, other)
+            raise
+        for tensor, _ in done:  # The hooks are the object's, but the new tensor does not know.
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                hooks = getattr(base, name).__get__(tensor)
+                if hooks is not None:
+                    getattr(base, name).__set__(tensor, hooks)
+        aside = []
+        for tensor, gradient in gradients:
+            if base.device.__get__(tensor) == base.device.__get__(gradient):
+                base.grad.__set__(tensor, gradient)
+            else:
+                aside.append((tensor, gradient))
+    return pinned, aside
+
+
+def _memory(torch: Any, nbytes: int, device: Any, pinned: list[bool], index: int) -> Any:
+    """Return a new storage on a device, or on the host for None, pinned if that succeeds."""
+    kind = torch.uint8
+    if pinned[index]:
+        try:
+            return torch.empty(nbytes, dtype=kind, device="cpu", pin_memory=True).untyped_storage()
+        except RuntimeError as error:  # No accelerator, or the system locks no more pages.
+            log(DEBUG, "%d bytes are not pinned: %r", nbytes, error)
+            pinned[index:] = [False] * len(pinned[index:])
+    return torch.empty(nbytes, dtype=kind, device=device or "cpu").untyped_storage()
+
+
+def _tensor_like(torch: Any, tensor: Any, storage: Any) -> Any:
+    """Return a tensor like another one, with the memory of a storage."""
+    base = torch.Tensor
+    with torch.inference_mode() if base.is_inference(tensor) else nullcontext():
+        made = torch.empty(0, dtype=base.dtype.__get__(tensor), device=storage.device)
+        made.set_(storage, base.storage_offset(tensor), base.size(tensor), base.stride(tensor))
+        return made.requires_grad_(base.requires_grad.__get__(tensor))
