@@ -107,9 +107,9 @@ def measure_sleep() -> None:
     # Nothing waits for a bus there, and other programs do not count.
     clock = time.process_time if device == "cpu" else time.perf_counter
 
-    def timed(name: str, function: Callable[[], Any]) -> Any:
+    def timed(name: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         started = clock()
-        result = function()
+        result = function(*arguments, **named)
         if device != "cpu":
             torch.cuda.synchronize()
         times.setdefault(name, []).append(clock() - started)
@@ -120,17 +120,17 @@ def measure_sleep() -> None:
 
     nbytes = 0
     for _ in range(ROUNDS):
-        model = timed("load", lambda: load(device))
+        model = timed("load", load, device)
         nbytes = sum(p.nbytes for p in model.parameters())
         transformer = model[0].auto_model
         tokens = {"input_ids": torch.ones((8, 32), dtype=torch.int64, device=device)}
         with torch.inference_mode():
-            timed("a forward", lambda: transformer(**tokens))
-        timed("plain to: leave", lambda: move(model, "cpu"))
-        timed("plain to: return", lambda: move(model, device))
-        timed("accelerate's cpu_offload: leave", lambda: cpu_offload(transformer, device))
+            timed("a forward", transformer, **tokens)
+        timed("plain to: leave", move, model, "cpu")
+        timed("plain to: return", move, model, device)
+        timed("accelerate's cpu_offload: leave", cpu_offload, transformer, device)
         with torch.inference_mode():
-            timed("accelerate's cpu_offload: a forward", lambda: transformer(**tokens))
+            timed("accelerate's cpu_offload: a forward", transformer, **tokens)
         remove_hook_from_submodules(transformer)
         move(model, device)
         transformer = None
@@ -142,7 +142,7 @@ def measure_sleep() -> None:
         host.close()
     block = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
     for _ in range(ROUNDS):
-        timed("a copy of as many bytes", lambda: block.to(device, copy=True))
+        timed("a copy of as many bytes", block.to, device, copy=True)
     ms = {name: 1e3 * statistics.median(found) for name, found in times.items()}
     for name, value in ms.items():
         print(f"{name}: {value:.1f} ms", flush=True)

@@ -7,9 +7,9 @@ thread is doing to the tenant:
                            loaded or asleep -> unloading -> unloaded, or closed
 
 Both change only under the host's lock, which the hosts of a pool share. Under it, the thread that
-sets the transition checks that no other is under way and that no lease forbids it. After that only this
-thread touches the tenant, without the lock, until it ends the transition. All others wait for the
-transition. A load or wake that fails ends it in the state in which it began; a sleep that is
+sets the transition checks that no other is under way and that no lease forbids it. After that only
+this thread touches the tenant, without the lock, until it ends the transition. All others wait for
+the transition. A load or wake that fails ends it in the state in which it began; a sleep that is
 impossible ends as an unload.
 
     transition          set in                 by                             ends in

@@ -12,6 +12,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 from weakref import ref
@@ -27,7 +28,7 @@ from torch_utils._release.counting import (
     reference_counts,
     without_overrides,
 )
-from torch_utils._release.objects import bases_of, contents_of, find_in_class, name_of
+from torch_utils._release.objects import attributes_of, bases_of, find_in_class, name_of
 from torch_utils._release.roots import roots_of
 from torch_utils._report import StillHeld
 from torch_utils._resource import add_note, takes_precedence
@@ -169,12 +170,12 @@ def offload(*objects: Any) -> Offloaded:
             finder = _Finder(torch, objects, _optimizers())
             groups = finder.groups()
         devices = [torch.Tensor.device.__get__(group[0]) for group in groups]
-        pinned, aside = _move(torch, groups, [None] * len(groups))
-        offloaded.is_pinned = all(pinned)
+        aside = _move(torch, groups, [None] * len(groups))
         offloaded._gradients = [(ref(tensor), gradient) for tensor, gradient in aside]
-        for group, device, is_pinned in zip(groups, devices, pinned, strict=True):
+        for group, device in zip(groups, devices, strict=True):
             storage = torch.Tensor.untyped_storage(group[0])
-            nbytes, name = storage.nbytes(), name_of_device(device)
+            nbytes, name, is_pinned = storage.nbytes(), name_of_device(device), storage.is_pinned()
+            offloaded.is_pinned &= is_pinned
             offloaded.host_bytes += 1 << (nbytes - 1).bit_length() if is_pinned else nbytes
             offloaded.nbytes[name] = offloaded.nbytes.get(name, 0) + nbytes
             offloaded._moved += [_Moved(ref(one), storage._cdata, device) for one in group]
@@ -222,22 +223,19 @@ class _Finder(Inventory):
 
     def __init__(self, torch: Any, objects: Iterable[Any], optimizers: Iterable[Any] = ()) -> None:
         super().__init__()
-        self._tensors: list[Any] = []
-        self._ids: set[int] = set()
+        self._tensors: dict[int, Any] = {}  # by their ids
         self._root: Root | None = None
-        missing = [name for name in _NAMES if private(torch, name) is None]
-        if missing:
-            raise TypeError(
-                f"offload() needs torch.{missing[0]}; torch {torch.__version__} lacks it"
-            )
+        for name in _NAMES:
+            if private(torch, name) is None:
+                raise _refused("anything", f"torch {torch.__version__} lacks torch.{name}")
         try:
             roots = roots_of(tuple(objects), self)
         except TypeError as error:
             text = str(error).replace("release() cannot release", "offload() cannot move")
             raise TypeError(text) from None
-        known = {id(root.thing) for root in roots}
-        self._passed = known
-        self._others = [Root(one, name_of(type(one))) for one in optimizers if id(one) not in known]
+        self._passed = {id(root.thing) for root in roots}
+        others = [one for one in optimizers if id(one) not in self._passed]
+        self._others = [Root(one, name_of(type(one))) for one in others]
         self.count([*roots, *self._others])
         self._root = None
 
@@ -256,14 +254,10 @@ class _Finder(Inventory):
                 return _OBSTACLES[name_of(base)]
         if self.kind(thing) == PACKED:
             return "its weights are packed"
-        try:
-            contents = contents_of(thing)
-        except AttributeError:
-            return ""
-        is_compiled = (
-            contents.get("_compiled_call_impl") or "_torchdynamo_orig_callable" in contents
-        )
-        return _OBSTACLES["OptimizedModule"] if is_compiled else ""
+        contents = attributes_of(thing)
+        if contents.get("_compiled_call_impl") or "_torchdynamo_orig_callable" in contents:
+            return _OBSTACLES["OptimizedModule"]
+        return ""
 
     def _add_tensor(self, tensor: Any, name: str, is_expected: bool) -> None:
         is_of_optimizer = any(self._root is other for other in self._others)
@@ -274,7 +268,7 @@ class _Finder(Inventory):
             problem = _problem(self._torch, tensor)
             if problem:
                 raise _refused(name, problem)
-            self._note(tensor)
+            self._tensors[id(tensor)] = tensor
 
     def _has_memory(self, tensor: Any) -> bool:
         """Return whether a tensor has memory of its own on a device; wrappers have none."""
@@ -285,41 +279,33 @@ class _Finder(Inventory):
         except (RuntimeError, NotImplementedError):  # `_problem` tells a sparse tensor.
             return bool(self._torch.Tensor.layout.__get__(tensor) != self._torch.strided)
 
-    def _note(self, tensor: Any) -> None:
-        if id(tensor) not in self._ids:
-            self._ids.add(id(tensor))
-            self._tensors.append(tensor)
-
     def groups(self) -> list[list[Any]]:
         """Return the tensors that may move, by storage."""
-        torch, base = self._torch, self._torch.Tensor
-        found = len(self._tensors)
+        torch, base, tensors = self._torch, self._torch.Tensor, self._tensors
+        met = {key: max(1, self.met[key]) for key in tensors}
         uses = Counter[int]()  # by bases and gradients, in C++
-        for tensor in self._tensors:  # The list grows.
+        for tensor in list(tensors.values()):
             for other in (base._base.__get__(tensor), _gradient(torch, tensor)):
                 if other is not None:
                     uses[id(other)] += 1
-                    self._note(other)
+                    tensors[id(other)] = other
         tensor = other = None
         groups: defaultdict[int, list[Any]] = defaultdict(list)
         staying: set[int] = set()
-        for index, (tensor, count) in enumerate(
-            zip(self._tensors, reference_counts(self._tensors), strict=True)
-        ):
-            key, uses_now = _key_of(torch, tensor), torch.Tensor._use_count(tensor)
+        counts = reference_counts(list(tensors.values()))
+        for (one, tensor), count in zip(tensors.items(), counts, strict=True):
+            key, in_use = _key_of(torch, tensor), base._use_count(tensor)
             groups[key].append(tensor)
-            # torch refers to a tensor's object while C++ uses the tensor elsewhere.
-            met = (max(1, self.met[id(tensor)]) if index < found else 0) + (uses_now > 1)
-            is_explained = count <= met or id(tensor) in self._passed
-            is_explained = is_explained and uses_now <= 1 + uses[id(tensor)]
-            if not (is_explained and base.is_leaf.__get__(tensor)):
+            # The dictionary refers to it, and torch while C++ uses the tensor elsewhere.
+            is_explained = count - 1 <= met.get(one, 0) + (in_use > 1) or one in self._passed
+            if not is_explained or in_use > 1 + uses[one] or not base.is_leaf.__get__(tensor):
                 staying.add(key)
         count_uses: Any = private(torch, "_C._storage_Use_Count")
         for key, group in groups.items():
-            storage = base.untyped_storage(group[0])
-            if count_uses(key) > len(group) + 1:  # The variable refers to it as well.
+            storage = base.untyped_storage(group[0])  # It counts as well.
+            if count_uses(storage._cdata) > len(group) + 1:
                 staying.add(key)
-            del storage
+            storage = None
         self.has_unknown = bool(staying)
         for key, group in groups.items():  # A gradient stays beside its tensor.
             if key in staying:
@@ -371,9 +357,7 @@ def synchronize(torch: Any, devices: Iterable[Any]) -> None:
         module.synchronize(*() if device.type == "mps" else (device,))
 
 
-def _move(
-    torch: Any, groups: list[list[Any]], devices: list[Any]
-) -> tuple[list[bool], list[tuple[Any, Any]]]:
+def _move(torch: Any, groups: list[list[Any]], devices: list[Any]) -> list[tuple[Any, Any]]:
     """Copy storages and exchange those of the tensors; change nothing if that fails.
 
     Args:
@@ -382,27 +366,19 @@ def _move(
         devices: The target of each group; None for the host.
 
     Returns:
-        Whether each group is pinned, and tensors with the gradients that are detached from them
-        because these are on another device.
+        Tensors with the gradients that are detached from them, because these are on another device.
     """
-    base, pinned = torch.Tensor, [device is None for device in devices]
+    base, swap = torch.Tensor, private(torch, "_C._swap_tensor_impl")
+    assert swap is not None  # `_Finder` has checked it.
     old = [base.untyped_storage(group[0]) for group in groups]
     new: list[Any] = []
-    try:
-        for index, (storage, device) in enumerate(zip(old, devices, strict=True)):
-            new.append(_memory(torch, storage.nbytes(), device, pinned, index))
-    except BaseException:
-        new.clear()  # The exception keeps this frame.
-        raise
-    on_device = [one.device for one in (*old, *new) if one.device.type not in STAYING]
-    gradients = [(t, _gradient(torch, t)) for group in groups for t in group]
-    gradients = [(tensor, gradient) for tensor, gradient in gradients if gradient is not None]
     done: list[tuple[Any, Any]] = []
-    swap = private(torch, "_C._swap_tensor_impl")
-    assert swap is not None  # `_Finder` has checked it.
-    synchronize(torch, on_device)
+    gradients = [(t, _gradient(torch, t)) for group in groups for t in group]
     with DeferredSignals(), torch.inference_mode(False), torch.no_grad():
         try:
+            _allocate(torch, old, devices, new)  # First all of it: memory may run out.
+            on_device = [one.device for one in (*old, *new) if one.device.type not in STAYING]
+            synchronize(torch, on_device)
             for source, target in zip(old, new, strict=True):
                 target.copy_(source, non_blocking=True)
             for group, storage in zip(groups, new, strict=True):  # While the copies run.
@@ -414,6 +390,8 @@ def _move(
         except BaseException:  # For example, functorch refers to a tensor weakly.
             for tensor, other in done:
                 swap(tensor, other)
+            new.clear()  # The exception keeps this frame.
+            done.clear()
             raise
         for tensor, _ in done:  # The hooks are the object's, but the new tensor does not know.
             for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -422,23 +400,26 @@ def _move(
                     getattr(base, name).__set__(tensor, hooks)
         aside = []
         for tensor, gradient in gradients:
-            if base.device.__get__(tensor) == base.device.__get__(gradient):
-                base.grad.__set__(tensor, gradient)
-            else:
+            if gradient is not None and tensor.device != gradient.device:
                 aside.append((tensor, gradient))
-    return pinned, aside
+            elif gradient is not None:
+                base.grad.__set__(tensor, gradient)
+    return aside
 
 
-def _memory(torch: Any, nbytes: int, device: Any, pinned: list[bool], index: int) -> Any:
-    """Return a new storage on a device, or on the host for None, pinned if that succeeds."""
-    kind = torch.uint8
-    if pinned[index]:
-        try:
-            return torch.empty(nbytes, dtype=kind, device="cpu", pin_memory=True).untyped_storage()
-        except RuntimeError as error:  # No accelerator, or the system locks no more pages.
-            log(DEBUG, "%d bytes are not pinned: %r", nbytes, error)
-            pinned[index:] = [False] * len(pinned[index:])
-    return torch.empty(nbytes, dtype=kind, device=device or "cpu").untyped_storage()
+def _allocate(torch: Any, old: list[Any], devices: list[Any], new: list[Any]) -> None:
+    """Append new storages on devices, or on the host for None, pinned as long as that succeeds."""
+    pins = True
+    for storage, device in zip(old, devices, strict=True):
+        nbytes, make = storage.nbytes(), partial(torch.empty, dtype=torch.uint8)
+        if device is None and pins:
+            try:
+                new.append(make(nbytes, device="cpu", pin_memory=True).untyped_storage())
+                continue
+            except RuntimeError as error:  # No accelerator, or the system locks no more pages.
+                log(DEBUG, "%d bytes are not pinned: %r", nbytes, error)
+                pins = False
+        new.append(make(nbytes, device=device or "cpu").untyped_storage())
 
 
 def _tensor_like(torch: Any, tensor: Any, storage: Any) -> Any:
