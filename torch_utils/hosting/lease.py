@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import CO_GENERATOR
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._resource import Resource
@@ -23,9 +23,6 @@ from torch_utils.errors import ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.arguments import check_seconds
 from torch_utils.hosting.process import ModelProcess, Proxy
 from torch_utils.hosting.tenant import Tenant
-
-if TYPE_CHECKING:
-    from torch_utils.hosting.host import ModelHost
 
 __all__ = ["AsyncLease", "Holder", "Lease", "ModelLender"]
 
@@ -55,10 +52,10 @@ class Holder:
 class _Lease(Generic[M]):
     """Base of the leases of threads and of coroutines."""
 
-    def __init__(self, host: ModelHost[M], timeout_s: float | None, frame: FrameType) -> None:
+    def __init__(self, host: Any, timeout_s: float | None, frame: FrameType) -> None:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
-        self._host = host  # Keeps the host alive and open.
+        self._host = host  # A ModelHost, which stays alive and open.
         self._timeout_s = timeout_s
         self._holder: Holder | None = None  # None before the lease and after its end
         self._is_entered = self._has_ended = False

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -257,14 +257,15 @@ class ModelPool(ModelLender):
             with self._changed:
                 host.ensure_lending()
                 others = [other for other in self._hosts.values() if other is not host]
-                lacking = self._lacking(blocks, others) or self._lacking_on_card(
-                    {} if is_loaded else by_device(blocks), by_device(blocks), others
-                )
+                made = blocks if is_loaded else {}
+                lacking = self._lacking(blocks, others)
+                lacking = lacking or self._lacking_on_card(blocks, made, others)
                 if not lacking:
                     transition.admitted, transition.is_made = blocks, is_loaded
                     transition.no_room = ""
                     return
-                never_fits = bool(self._lacking(blocks, []) or self._too_large(blocks))
+                alone = self._lacking(blocks, []) or self._lacking_on_card(blocks, {}, None)
+                never_fits = bool(alone)
                 idle = [other for other in others if other.is_idle()]
                 if not idle:  # Sleepers have a part of the host's memory only.
                     idle = [other for other in others if other.is_asleep()]
@@ -330,22 +331,24 @@ class ModelPool(ModelLender):
         return ""
 
     def _lacking_on_card(
-        self, needed: Mapping[str, int], used: Mapping[str, int], others: list[ModelHost[Any]]
+        self, needed: Blocks, made: Blocks, others: list[ModelHost[Any]] | None
     ) -> str:
-        """Return which card lacks the needed memory, or its headroom; empty if none does."""
+        """Return which card lacks room for a model; empty if none does.
+
+        Args:
+            needed: The memory of the model.
+            made: What of it exists already.
+            others: The other hosts; None to ask whether an empty card would have room.
+        """
         for device, memory in memory_snapshot().devices.items() if self._is_auto else ():
-            free = memory.free_bytes + memory.reserved_bytes - memory.allocated_bytes
-            free -= self._headroom(memory) + sum(_total(one.pending(), device) for one in others)
-            if device in used and needed.get(device, 0) > free:
+            free = memory.total_bytes - self._headroom(memory)
+            if others is not None:
+                free -= memory.total_bytes - memory.free_bytes
+                free += memory.reserved_bytes - memory.allocated_bytes + _total(made, device)
+                free -= sum(_total(other.pending(), device) for other in others)
+            if 0 < _total(needed, device) > free:
                 return f"{device} has room for {format_bytes(max(0, free))}"
         return ""
-
-    def _too_large(self, blocks: Blocks) -> bool:
-        cards = memory_snapshot().devices if self._is_auto else {}
-        return any(
-            _total(blocks, device) > memory.total_bytes - self._headroom(memory)
-            for device, memory in cards.items()
-        )
 
     def _headroom(self, memory: DeviceMemory) -> int:
         return memory.total_bytes // 10 if self._headroom_bytes is None else self._headroom_bytes
