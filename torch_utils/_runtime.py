@@ -208,7 +208,7 @@ def current_task() -> Any | None:
 FALLBACKS = {
     "_C.DisableTorchFunction": "a tensor subclass may notice that its tensors are read",
     "_C._DisableTorchDispatch": "a tensor subclass may notice that its tensors are read",
-    "_C._swap_tensor_impl": "passed tensors are errors, and models cannot sleep",
+    "_C._swap_tensor_impl": "passed tensors stay as they are, with an error each; no model sleeps",
     "_C._storage_Use_Count": "models cannot sleep and are unloaded instead",
     "Tensor._use_count": "models cannot sleep and are unloaded instead",
     "_C._is_cached_tensor": "outputs of compiled code's CUDA graphs are errors",
