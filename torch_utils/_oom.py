@@ -253,8 +253,8 @@ def find_batch_size(
     Raises:
         RuntimeError: "No executable batch size found": even a batch size of 1 does not fit. The
             cause is the exception of the last try.
-        TypeError: ``function`` is not callable, or is a generator function, which cannot be
-            repeated after it has yielded.
+        TypeError: ``function`` is not callable, is a method, or is a generator function, which
+            cannot be repeated after it has yielded.
         ValueError: ``factor`` is not between 0 and 1, ``starting_batch_size`` is not a whole number
             of at least 0, or ``reduce_batch_size_fn`` returned a size that is not smaller.
     """
@@ -279,6 +279,11 @@ def find_batch_size(
         )
     size = _Size(starting_batch_size, reduce_batch_size_fn, restore_after, factor)
     called = called_function(function)
+    if inspect.isfunction(function) and function.__code__.co_varnames[:1] in (("self",), ("cls",)):
+        raise TypeError(
+            f"find_batch_size cannot decorate the method {function.__qualname__}, because the "
+            "batch size is the first argument; decorate a function inside it"
+        )
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
             f"find_batch_size cannot repeat {function!r}, a generator function; decorate a "

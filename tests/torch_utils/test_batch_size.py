@@ -229,3 +229,12 @@ def test_call_is_repeated_if_cudnn_says_that_it_is_not_supported() -> None:
 
     assert work() == 2
     assert not is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"))
+
+
+def test_methods_are_refused() -> None:
+    """The batch size would be `self`."""
+    with pytest.raises(TypeError, match="decorate a function inside it"):
+
+        class Trainer:
+            @find_batch_size(starting_batch_size=4)
+            def fit(self, batch_size: int) -> None: ...

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from gc import is_tracked
-from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from torch_utils._oom import clear_frame
@@ -34,6 +34,7 @@ from torch_utils._release.objects import (
     is_instance,
     module_of,
     name_of,
+    parts_of,
 )
 from torch_utils._runtime import DEBUG, log, reference_counts, whole_torch
 
@@ -208,8 +209,7 @@ def _variables_of(variables: dict[str, Any]) -> Iterator[tuple[Any, str]]:
             yield value, f"the variable {name!r} of {where}"
 
 
-_HOLDING = (tuple, list, dict, set, CellType, MethodType)
-_MOST_STEPS = 1000  # from a frame, through such objects
+_MOST_STEPS = 1000  # from a frame, through its variables and what they refer to
 
 
 def clear_ended_frames(inventory: Inventory, holders: Holders) -> None:
@@ -242,10 +242,11 @@ def _leads_to(frame: FrameType, wanted: set[int], keys: set[int]) -> bool:
             continue
         seen.add(id(thing))
         if is_instance(thing, torch.Tensor):
-            if any(storage._cdata in keys for storage in storages_of(torch, thing)):
+            has_graph = not torch.Tensor.is_leaf.__get__(thing)  # It refers to the weights.
+            if has_graph or any(s._cdata in keys for s in storages_of(torch, thing)):
                 return True
-        elif type(thing) in _HOLDING and not (type(thing) is dict and "__builtins__" in thing):
-            pending += gc.get_referents(thing)
+        elif is_entered_class(type(thing)):
+            pending += [part for part, _ in parts_of(thing)]
     return False
 
 

@@ -26,7 +26,7 @@ from torch_utils._runtime import whole_torch
 
 _ADVICE: list[tuple[tuple[type, ...], str]] = [
     ((type,), "It is a class: pass an instance"),
-    ((types.ModuleType,), "It is a module of Python: pass the models in it"),
+    ((types.ModuleType,), "It is a module of Python, such as numpy: pass the models in it"),
     (FUNCTIONS, "It is a function: pass what it returns, such as load() instead of load"),
     (SUSPENDABLE, "Reading it runs its code: pass list(...) of it, or the model itself"),
 ]
@@ -145,10 +145,11 @@ def unsupported(thing: Any, advice: str) -> TypeError:
 def without_memory(thing: Any) -> TypeError | None:
     """Return the error for an object with attributes that holds nothing to release.
 
-    None if an attribute is None: its model may not be loaded yet, or no longer.
+    None if an attribute such as ``model`` is None: it is not loaded yet, or no longer.
     """
-    if is_among(None, attributes_of(thing).values()):
-        return None
+    for key, value in attributes_of(thing).items():
+        if value is None and type(key) is str and key.strip("_") in _USUAL_NAMES:
+            return None
     name = name_of(type(thing))
     computed = [n for n in _USUAL_NAMES if find_in_class(type(thing), n) is not None]
     if computed:

@@ -201,7 +201,8 @@ class ModelHost(ModelLender, Generic[M]):
     ) -> None:
         self._changed = threading.Condition()
         self._reset()
-        if not callable(load) or inspect.iscoroutinefunction(load):
+        is_model = callable(getattr(type(load), "forward", None))  # An nn.Module is callable.
+        if not callable(load) or is_model or inspect.iscoroutinefunction(load):
             raise TypeError(f"load must be a plain function that returns the model, got {load!r}")
         if idle not in ("unload", "sleep"):
             raise ValueError(f'idle must be "unload" or "sleep", got {idle!r}')

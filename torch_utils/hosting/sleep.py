@@ -25,14 +25,13 @@ from torch_utils._release.counting import (
     Root,
     is_training_class,
     name_of_device,
-    reference_counts,
     without_overrides,
 )
 from torch_utils._release.objects import attributes_of, bases_of, find_in_class, name_of
 from torch_utils._release.roots import roots_of
 from torch_utils._report import StillHeld
 from torch_utils._resource import add_note, takes_precedence
-from torch_utils._runtime import DEBUG, import_torch, log, private
+from torch_utils._runtime import DEBUG, import_torch, log, private, reference_counts
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import repr_of
 

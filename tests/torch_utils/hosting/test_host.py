@@ -209,7 +209,16 @@ def test_load_that_returns_no_model_is_refused() -> None:
         host.load()
 
 
-@pytest.mark.parametrize("what", [5, None, asyncio.sleep])
+class Model:
+    """Callable, as an nn.Module."""
+
+    def forward(self, text: str) -> str:
+        return text
+
+    __call__ = forward
+
+
+@pytest.mark.parametrize("what", [5, None, asyncio.sleep, Model()])
 def test_init_refuses_wrong_arguments(what) -> None:
     with pytest.raises(TypeError, match="load must be a plain function"):
         ModelHost(what)

@@ -203,6 +203,15 @@ class Awaited:
     async def close(self) -> None: ...
 
 
+class Tokenizer:
+    """Has attributes that are None, but no model."""
+
+    pad_token = None
+
+    def __init__(self) -> None:
+        self.vocabulary, self.mask_token = {"a": 1}, None
+
+
 class Worker(threading.Thread):
     """A running thread needs its object."""
 
@@ -234,6 +243,7 @@ REFUSED = {
     "lock": (lambda m: threading.Lock(), "cannot release a _thread.lock"),
     "thread": (lambda m: Worker(m), "Worker. Pass its models"),
     "settings": (lambda m: Settings(), "Settings. Pass its models"),
+    "tokenizer": (lambda m: Tokenizer(), "Tokenizer. Pass its models"),
     "faiss index": (lambda m: index_with_vectors(), "reset"),
 }
 

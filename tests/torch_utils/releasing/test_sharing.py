@@ -221,12 +221,20 @@ def predict(encoder: nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
     return [encoder(one) for one in inputs]
 
 
+def train(encoder: nn.Module, other: Any) -> None:
+    encoder(torch.ones(1, 5))
+    other.clear()
+
+
 FAILING: dict[str, Callable[[Any], Any]] = {
     "argument of a decorated function": lambda s: predict(s.encoder, torch.ones(1, 5)),
     "keyword": lambda s: predict(encoder=s.encoder, a=1) or s.encoder(torch.ones(5)),
     "closure": lambda s: (lambda encoder: lambda: encoder(torch.ones(1, 5)))(s.encoder)(),
     "generator expression": lambda s: max(s.encoder(one) for one in [torch.ones(1, 5)]),
     "list": lambda s: [each(torch.ones(1, 5)) for each in [s.encoder]],
+    "optimizer": lambda s: train(s.encoder, torch.optim.AdamW(s.encoder.parameters())),
+    "parameters": lambda s: train(s.encoder, list(s.encoder.parameters())),
+    "output": lambda s: train(s.encoder, s.encoder(INPUTS)),
 }
 
 
