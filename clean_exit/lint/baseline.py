@@ -16,13 +16,10 @@ Known = Counter[tuple[str, str, str]]
 
 def _key(finding: Finding, baseline: Path) -> tuple[str, str, str]:
     """Return the path, the rule and the text of the line; its number may change."""
-    return _path(finding.path, baseline), finding.rule, finding.code_line.strip()
-
-
-def _path(path: str, baseline: Path) -> str:
-    """Return a path relative to the baseline's folder, so that the current folder is irrelevant."""
+    # Relative to the baseline's folder, so that the current folder is irrelevant.
     folder = os.path.realpath(baseline.parent)
-    return os.path.relpath(os.path.realpath(path), folder).replace(os.sep, "/")
+    path = os.path.relpath(os.path.realpath(finding.path), folder).replace(os.sep, "/")
+    return path, finding.rule, finding.code_line.strip()
 
 
 def to_text(findings: Iterable[Finding], baseline: Path) -> str:

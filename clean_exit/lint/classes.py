@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Scope = ast.Module | ast.ClassDef | Function
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 _MAX_TRACE = 3  # The destructor and two calls; further away, too much depends on the callers.
 # The usual names of functions and attributes that tell whether the interpreter is shutting down.
@@ -38,6 +38,7 @@ class Visit:
         is_guarded: Whether a test of the object's state decides if the node is reached.
         is_alive: Whether a test before has asked if the interpreter is shutting down.
         is_test: Whether the node is a part of a test.
+        is_default: Whether the parameters have their defaults: the call passes no arguments.
     """
 
     node: ast.AST
@@ -47,6 +48,7 @@ class Visit:
     is_guarded: bool = False
     is_alive: bool = False
     is_test: bool = False
+    is_default: bool = True
 
     def catches(self, *names: str) -> bool:
         """Whether an exception of one of these classes is caught."""
@@ -59,14 +61,12 @@ class Module:
 
     Attributes:
         tree: The syntax tree.
-        functions: The functions of the module.
         classes: Its classes, inner ones too.
         imported: The full name of each imported name.
         bound: The names that statements outside of functions bind, and their values.
     """
 
     tree: ast.Module
-    functions: dict[str, Function] = field(default_factory=dict)
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     imported: dict[str, str] = field(default_factory=dict)
     bound: dict[str, list[ast.AST | None]] = field(default_factory=dict)
@@ -78,8 +78,6 @@ class Module:
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 self.imported.update(_imported(node))
         for node in inside(self.tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                self.functions.setdefault(node.name, node)
             for name, value in bindings(node):
                 self.bound.setdefault(name, []).append(value)
 
@@ -201,7 +199,7 @@ class Destructible:
         for one in inside(node):
             for name, value in bindings(one):
                 self.defaults.setdefault(name, value)
-                if isinstance(value, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if isinstance(value, _FUNCTIONS):
                     self.definitions.setdefault(name, []).append(value)
         for base in node.bases:
             name = last_name(base.value if isinstance(base, ast.Subscript) else base)
@@ -243,7 +241,7 @@ class Destructible:
 
     def _enter(self, visit: Visit) -> None:
         """Visit a function that the node of a visit names or calls."""
-        function = visit.function
+        function, node = visit.function, visit.node
         is_seen = function in visit.trace or len(visit.trace) >= _MAX_TRACE
         self.reached += [] if is_seen else [replace(visit, node=function)]
         if is_seen or isinstance(function, ast.AsyncFunctionDef):
@@ -251,7 +249,9 @@ class Destructible:
         caught = visit.caught
         if decorators(function) - _TRANSPARENT:
             caught |= {"BaseException"}
-        self._block(replace(visit, trace=(*visit.trace, function), caught=caught), function.body)
+        passes = isinstance(node, ast.Call) and bool(node.args or node.keywords)
+        inner = replace(visit, trace=(*visit.trace, function), caught=caught, is_default=not passes)
+        self._block(inner, function.body)
 
     def _block(self, visit: Visit, statements: list[ast.stmt]) -> None:
         for node in statements:
@@ -308,25 +308,19 @@ class Destructible:
                 for child in value if isinstance(value, list) else [value]:
                     if isinstance(child, ast.AST) and not isinstance(child, ast.stmt):
                         self._node(visit, child)
-            self._follow(visit, node)
-
-    def _follow(self, visit: Visit, node: ast.AST) -> None:
-        """Enter the method or function that a node calls, or the property that it reads."""
-        function = self.called(visit.function, node)
-        if function is not None:
-            self._enter(replace(visit, function=function))
+            if function := self.called(visit.function, node):
+                self._enter(replace(visit, function=function))
 
     def called(self, function: Function, node: ast.AST) -> Function | None:
-        """Return the method or function of the file that a node in a function calls."""
+        """Return the method or function of the file that a node calls, or the property it reads."""
         if not isinstance(node, ast.Call):
             found = self.methods.get(own_attribute(function, node))
             is_property = found and decorators(found) & {"property", "cached_property"}
             return found if is_property else None
         if isinstance(node.func, ast.Name):
-            inner = {getattr(one, "name", ""): one for one in inside(function)}
-            local = inner.get(node.func.id)
-            is_local = isinstance(local, (ast.FunctionDef, ast.AsyncFunctionDef))
-            return local if is_local else self.module.functions.get(node.func.id)  # type: ignore[return-value]
+            local = [one for one in inside(function) if getattr(one, "name", "") == node.func.id]
+            known = [*local[-1:], *self.module.bound.get(node.func.id, ())]
+            return next((one for one in known if isinstance(one, _FUNCTIONS)), None)
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
             others = self.definitions.get(node.func.attr, [])
             is_super = last_name(node.func.value.func) == "super" and function in others

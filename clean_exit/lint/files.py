@@ -6,7 +6,6 @@ import ast
 import fnmatch
 import importlib.util
 import os
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,6 @@ from functools import cached_property
 from pathlib import Path
 
 _SKIPPED = {"__pycache__", "node_modules"}
-_IGNORE = re.compile(r"#.*\bclean-exit-lint\s*:\s*ignore\b\s*(?:\[([^\]]*)\])?")
-
-
-class UnreadableError(Exception):
-    """A file cannot be read or parsed; `line` is where the problem was noticed, or 0."""
-
-    def __init__(self, message: str, line: int = 0) -> None:
-        super().__init__(message)
-        self.line = line
 
 
 def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[str]:
@@ -74,18 +64,6 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
     )
 
 
-def read(path: Path | str) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        UnreadableError: The file cannot be read.
-    """
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UnreadableError(f"not read: {error.strerror or error}") from None
-
-
 @dataclass(eq=False)
 class Source:
     """A parsed file.
@@ -122,26 +100,14 @@ def parse(path: str, data: bytes) -> Source:
     """Parse a file without running it.
 
     Raises:
-        UnreadableError: This interpreter cannot parse it.
+        SyntaxError: This interpreter cannot parse it.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Invalid escapes are for other tools to report.
             return Source(path, data, ast.parse(data, filename=path))
-    except SyntaxError as error:
-        raise UnreadableError(f"not parsed: {error.msg}", error.lineno or 0) from None
-    except (ValueError, LookupError) as error:
-        raise UnreadableError(f"not parsed: {error}") from None
-    except (RecursionError, MemoryError):
-        raise UnreadableError("not parsed: the code is nested too deeply") from None
-
-
-def ignore_comments(source: Source) -> Iterator[tuple[int, set[str]]]:
-    """Yield the line of each ignore comment, and the rules that it names; none means all."""
-    is_marked = b"clean-exit-lint" in source.data
-    for number, text in enumerate(source.lines if is_marked else (), start=1):
-        if match := _IGNORE.search(text):
-            yield number, {name.strip() for name in (match[1] or "").split(",") if name.strip()}
+    except (ValueError, LookupError) as error:  # A null byte, or a codec that is not of text.
+        raise SyntaxError(str(error)) from None
 
 
 def may_have_findings(data: bytes) -> bool:

@@ -64,15 +64,8 @@ class Finding:
 
     def to_json(self) -> dict[str, object]:
         """Return the finding as an entry of the JSON format."""
-        return {
-            "rule": self.rule,
-            "path": self.path,
-            "line": self.line,
-            "column": self.column,
-            "message": self.message,
-            "trace": list(self.trace),
-            "help": self.help,
-        }
+        shown = {name: value for name, value in vars(self).items() if name != "code_line"}
+        return {**shown, "help": self.help}
 
 
 @dataclass(frozen=True)

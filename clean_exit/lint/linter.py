@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from clean_exit.lint.classes import Module, destructible_classes
-from clean_exit.lint.files import (
-    Source,
-    UnreadableError,
-    ignore_comments,
-    matches,
-    may_have_findings,
-    parse,
-    read,
-)
+from clean_exit.lint.files import Source, matches, may_have_findings, parse
 from clean_exit.lint.findings import RULES, Finding, Note
 from clean_exit.lint.rules import RULES_FOR_CLASSES, find_kept_objects
+
+_IGNORE = re.compile(r"#.*\bclean-exit-lint\s*:\s*ignore\b\s*(?:\[([^\]]*)\])?")
 
 
 @dataclass(frozen=True)
@@ -64,15 +60,17 @@ def check(
     for path in sorted(files):
         here = rules.difference(*(names for glob, names in hidden.items() if matches(path, [glob])))
         try:
-            data = read(path)
+            data = Path(path).read_bytes()
             if may_have_findings(data):
                 source = parse(path, data)
                 found = [one for one in check_source(source) if one.rule in here]
                 findings += apply_ignores(found, source)
-        except UnreadableError as error:
-            notes.append(Note(path, error.line, str(error)))
-        except RecursionError:
-            notes.append(Note(path, 0, "not checked: the code is nested too deeply"))
+        except OSError as error:
+            notes.append(Note(path, 0, f"not read: {error.strerror or error}"))
+        except SyntaxError as error:
+            notes.append(Note(path, error.lineno or 0, f"not parsed: {error.msg}"))
+        except (RecursionError, MemoryError):
+            notes.append(Note(path, 0, "not parsed: the code is nested too deeply"))
     return Result(tuple(findings), tuple(notes), len(files))
 
 
@@ -119,10 +117,11 @@ def check_source(source: Source) -> list[Finding]:
 def apply_ignores(findings: list[Finding], source: Source) -> list[Finding]:
     """Return a file's findings without those that its comments hide."""
     hidden: set[Finding] = set()
-    for line, rules in ignore_comments(source):
-        first, last = _statement_at(source, line)
-        here = {one for one in findings if first <= one.line <= last}
-        hidden |= {one for one in here if not rules or one.rule in rules}
+    for number, text in enumerate(source.lines, start=1):
+        if match := _IGNORE.search(text):
+            rules = re.findall(r"[\w-]+", match[1] or "") or RULES
+            first, last = _statement_at(source, number)
+            hidden |= {f for f in findings if first <= f.line <= last and f.rule in rules}
     return [one for one in findings if one not in hidden]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from typing import cast
 
 from clean_exit.lint.classes import (
     Destructible,
@@ -129,9 +130,11 @@ _REENTRANT = re.compile(r".*\b(RLock|Condition)")
 
 def find_waits(cls: Destructible) -> Found:
     """Find calls and locks that wait without a timeout."""
-    ended = set[str]()
+    ended, tested = set[str](), set[str]()
     for visit in cls.reached:
         node = visit.node
+        if visit.is_test:
+            tested.add(getattr(node, "id", ""))
         if isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
                 if _is_shared_lock(cls, visit, item.context_expr):
@@ -147,7 +150,7 @@ def find_waits(cls: Destructible) -> Found:
         elif target in {"os.wait", "os.waitpid", "signal.pause"}:
             if "WNOHANG" not in ast.unparse(node):
                 yield visit, f"{target}() has no timeout"
-        elif _has_limit(node, 1 if target or method == "communicate" else 0):
+        elif _has_limit(visit, 1 if target or method == "communicate" else 0, tested):
             continue
         elif target in {"concurrent.futures.wait", "multiprocessing.connection.wait"}:
             yield visit, f"{target}() has no timeout"
@@ -169,19 +172,32 @@ def _is_long(node: ast.Call) -> bool:
     return isinstance(seconds, (int, float)) and seconds > _SHORT_S
 
 
-def _has_limit(node: ast.Call, first: int) -> bool:
+def _has_limit(visit: Visit, first: int, tested: set[str]) -> bool:
     """Whether a call has a timeout or does not wait, or its arguments are not known.
 
     Args:
-        node: The call.
+        visit: The visit of the call.
         first: The position of the first argument that may be a timeout.
+        tested: The names in tests so far, which may not be None.
     """
+    node, function = cast(ast.Call, visit.node), visit.function
+    none = _none_by_default(function.args) if visit.is_default else set()
+    none -= tested | stored_names(function)
     limits = {"timeout", "timeout_s", "blocking", "block", "wait", None}
     values = [*node.args[first:], *(one.value for one in node.keywords if one.arg in limits)]
     return any(
-        not isinstance(one, ast.Constant) or (one.value is not None and one.value is not True)
+        getattr(one, "id", "") not in none if not isinstance(one, ast.Constant)
+        else one.value is not None and one.value is not True
         for one in values
-    )
+    )  # fmt: skip
+
+
+def _none_by_default(arguments: ast.arguments) -> set[str]:
+    """Return the parameters with the default None."""
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    defaults = [*arguments.defaults, *arguments.kw_defaults]
+    pairs = zip(reversed(named), reversed(defaults), strict=False)
+    return {one.arg for one, default in pairs if is_none(default)}
 
 
 def _is_shared_lock(cls: Destructible, visit: Visit, node: ast.expr) -> bool:
