@@ -16,7 +16,7 @@ from clean_exit.findings import Finding, signal_name
 from clean_exit.keeper_client import CheckerError
 from clean_exit.options import compile_pattern
 from clean_exit.report import ExitReport
-from clean_exit.run import WAIT_FOR_LINE_S, Limits, Outcome, Run
+from clean_exit.run import PATIENCE_S, Limits, Outcome, Run
 from clean_exit.signals import ForwardedSignals
 from clean_exit.stderr import Message
 
@@ -100,10 +100,9 @@ def check(
         return any(pattern.search(str(finding)) for pattern in patterns)
 
     signals = ForwardedSignals.active  # in the command clean-exit
-    environment = dict(os.environ if env is None else env)
     with _folder() as folder:
         environment = add_probe(
-            environment,
+            os.environ if env is None else env,
             folder,
             max_shutdown_s,
             unbuffered=limits.stop_when is not None,
@@ -118,8 +117,6 @@ def check(
             stdin=stdin,
             copy_stdout=copy_stdout,
             echo=echo,
-            mask=None if signals is None else signals.mask,
-            inherit=signals is not None,
         )
         try:
             if signals is not None:
@@ -169,8 +166,7 @@ def _note(outcome: Outcome) -> str:
     record, limits = outcome.own_record, outcome.limits
     if limits.stop_signal is not None and outcome.stopped_s is None and not outcome.timed_out:
         awaited = "a line matched" if limits.stop_when else f"{limits.stop_after_s:g} s had passed"
-        name = signal_name(limits.stop_signal)
-        return f"the program ended before {awaited}, so {name} was not sent"
+        return f"the program ended before {awaited}; {signal_name(limits.stop_signal)} was not sent"
     if record and record.phase != "teardown" and outcome.returncode >= 0:
         return "its exit handlers did not all run: it ended by os._exit or called exec"
     return ""
@@ -204,7 +200,9 @@ def _findings(outcome: Outcome, run: Run, resource_warnings: bool, children: str
         summary = "a test ended the interpreter, so later tests and fixtures did not run"
         found.append(Finding("unfinished-tests", summary, pid=record.pid))
     if (outcome.shutdown_s or 0) > outcome.limits.max_shutdown_s and not outcome.timed_out:
-        found.append(_slow(outcome))
+        summary = f"{outcome.shutdown_s:.2f} s; the limit is {outcome.limits.max_shutdown_s:g} s"
+        stacks = outcome.stacks or record.slow_stacks
+        found.append(Finding("slow-shutdown", summary, stacks, "", record.pid))
     # By now the resource tracker has removed the blocks that it knew.
     names = sorted(record.shared_memory)
     remaining = [name for name in names if Path("/dev/shm", name.lstrip("/")).exists()]
@@ -242,19 +240,13 @@ def _crashes_of_children(outcome: Outcome, run: Run, found: list[Finding]) -> li
 
 def _hang(outcome: Outcome) -> Finding:
     limits = outcome.limits
-    when = f"after {limits.timeout_s or WAIT_FOR_LINE_S:g} s"
+    when = f"after {limits.timeout_s or PATIENCE_S:g} s"
     if outcome.stopped_s is not None and limits.timeout_s is None:
         when = f"{limits.after_stop_s:g} s after {signal_name(limits.stop_signal or 0)}"
     summary = f"still running {when}; killed"
     if limits.stop_when is not None and outcome.stopped_s is None:
         summary += f". No line of its output matched {limits.stop_when!r}"
     return Finding("hang", summary, outcome.stacks, outcome.record.phase, outcome.record.pid)
-
-
-def _slow(outcome: Outcome) -> Finding:
-    summary = f"{outcome.shutdown_s:.2f} s; the limit is {outcome.limits.max_shutdown_s:g} s"
-    stacks = outcome.stacks or outcome.record.slow_stacks
-    return Finding("slow-shutdown", summary, stacks, "", outcome.record.pid)
 
 
 def _orphans(outcome: Outcome) -> list[Finding]:

@@ -17,6 +17,7 @@ from clean_exit.options import (
     compile_pattern,
     explain,
     output_file,
+    print_out,
     read_table,
     version,
     write,
@@ -35,6 +36,9 @@ SETTINGS = {
     "error-exitcode": int,
 }
 """The options that the table in pyproject.toml may set."""
+CHECKED = ("timeout_s", "max_shutdown_s", "resource_warnings", "ignore", "children")
+"""The options of `clean_exit.check` that the command and the marker of pytest have."""
+_STOPPING = ("stop_signal", "stop_after_s", "stop_when")
 
 
 def make_parser() -> Parser:
@@ -48,18 +52,18 @@ def make_parser() -> Parser:
     )
     add = parser.add_argument
     limit = "kill the program after S seconds and report a hang"
-    add("--timeout", type=_seconds, metavar="S", help=limit)
+    add("--timeout", dest="timeout_s", type=_seconds, metavar="S", help=limit)
     slow = "report a shutdown that takes longer than S seconds (default 5)"
-    add("--max-shutdown", type=_seconds, metavar="S", default=5.0, help=slow)
+    add("--max-shutdown", dest="max_shutdown_s", type=_seconds, metavar="S", default=5.0, help=slow)
     stop = "stop a server with the signal SIG (such as TERM, INT or 2)"
     add("--stop-signal", type=_stop_signal, metavar="SIG", help=stop)
     after = "send the stop signal after S seconds"
-    add("--stop-after", type=_seconds, metavar="S", help=after)
+    add("--stop-after", dest="stop_after_s", type=_seconds, metavar="S", help=after)
     when = "send the stop signal when a line of the output matches (within 60 s or --timeout)"
     add("--stop-when", type=_pattern, metavar="REGEX", help=when)
     add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
     only = "ignore matching findings; the summary shows how many; may be repeated"
-    add("--ignore", action="append", type=_pattern, metavar="REGEX", help=only)
+    add("--ignore", action="append", type=_pattern, metavar="REGEX", default=[], help=only)
     own = "ignore: count the program itself only, not its child processes (default count)"
     add("--children", choices=("count", "ignore"), default="count", help=own)
     code = "exit code for findings if the program exits with 0 (default 120)"
@@ -153,18 +157,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, command = split_arguments(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser()
     options = parser.parse_args(own)
-    if options.version:
-        return _write(f"clean-exit {version()}\n")
     try:
+        if options.version:
+            print_out(f"clean-exit {version()}")
+            return 0
         if options.explain is not None:
             lines = {one: f"{one}: {summary}" for one, summary in FINDINGS.items()}
-            return _write(explain("catalogue.md", options.explain, lines) + "\n")
+            print_out(explain("catalogue.md", options.explain, lines))
+            return 0
         options = parser.parse_args(own, read_settings())
     except ValueError as error:
         parser.error(str(error))
     if not command:
         parser.error("there is no command to run")
-    moments = (options.stop_after, options.stop_when)
+    moments = (options.stop_after_s, options.stop_when)
     if moments.count(None) != (2 if options.stop_signal is None else 1):
         parser.error("--stop-signal needs either --stop-after or --stop-when, and both need it")
     if options.report_json is not None:
@@ -181,15 +187,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
 
 
-def _write(text: str) -> int:
-    """Write to stdout and return the exit code."""
-    error = write(sys.stdout, text)
-    if error is None or isinstance(error, BrokenPipeError):  # A reader such as head has gone.
-        return 0
-    _print_line(f"clean-exit: stdout cannot be written to: {error.strerror}")
-    return USAGE
-
-
 def _run(parser: Parser, options: argparse.Namespace, command: list[str]) -> int:
     from clean_exit.checker import check  # Here, because it cannot be imported on Windows.
     from clean_exit.signals import ForwardedSignals, open_closed_files
@@ -197,19 +194,8 @@ def _run(parser: Parser, options: argparse.Namespace, command: list[str]) -> int
     open_closed_files()
     with ForwardedSignals():
         try:
-            report = check(
-                command,
-                timeout_s=options.timeout,
-                max_shutdown_s=options.max_shutdown,
-                stop_signal=options.stop_signal,
-                stop_after_s=options.stop_after,
-                stop_when=options.stop_when,
-                resource_warnings=options.resource_warnings,
-                ignore=options.ignore or (),
-                children=options.children,
-                copy_stdout=False,
-                echo=True,
-            )
+            chosen = {name: vars(options)[name] for name in (*CHECKED, *_STOPPING)}
+            report = check(command, **chosen, copy_stdout=False, echo=True)
         except ValueError as error:
             parser.error(str(error))
         except CheckerError as error:

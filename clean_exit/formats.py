@@ -14,14 +14,9 @@ def to_json(report: ExitReport) -> str:
     """Format a report as JSON; docs/reference/json-reports.md describes the schema."""
     import json  # Here, because most runs do not need it.
 
-    return json.dumps(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "clean": report.clean,
-            "runs": [report.to_json()],
-        },
-        indent=2,
-    )
+    runs = [report.to_json()]
+    whole = {"schema_version": SCHEMA_VERSION, "clean": report.clean, "runs": runs}
+    return json.dumps(whole, indent=2)
 
 
 def to_github(report: ExitReport) -> str:

@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from clean_exit.processes import Process, read_process, send_signal
-from clean_exit.signals import Sender
+from clean_exit.signals import ForwardedSignals, Sender
 
 _SCRIPT = Path(__file__).with_name("keeper.py")
 
@@ -31,8 +31,6 @@ class KeeperProcess:
         files: The program's standard input, output and error, as for `subprocess`.
         folder: The folder that the keeper removes after the run.
         cwd: The current folder of the program.
-        mask: The signals that are blocked when the program starts; None for this thread's.
-        inherit: Whether the program also inherits this process's inheritable files.
 
     Attributes:
         pid: The program's process id.
@@ -54,17 +52,19 @@ class KeeperProcess:
         files: tuple[int | IO[Any] | None, int | None, int],
         folder: str,
         cwd: str | os.PathLike[str] | None,
-        mask: Collection[int] | None,
-        inherit: bool,
     ) -> None:
+        self.pid: int = 0
         self.returncode: int | None = None
         self.ended_s: float | None = None
         self.is_alone: bool = False
         self._is_gone = False
         self._program: Process | None = None
         self._rest = b""
-        if mask is None:
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._name = command[0]
+        # The program of the command has its signals blocked as before, and inherits its files.
+        signals = ForwardedSignals.active
+        inherit = signals is not None
+        mask = signals.mask if signals else signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._socket, theirs = socket.socketpair()
         with theirs:
             theirs.set_inheritable(inherit)
@@ -87,15 +87,9 @@ class KeeperProcess:
                 raise
         self.keeper_pid: int = self._process.pid
         try:
-            while b"\n" not in self._rest:
+            while not self.pid:
                 self._receive()
-            line, _, self._rest = self._rest.partition(b"\n")
-            what, number = line.split()
-            if what == b"failed":
-                raise OSError(int(number), os.strerror(int(number)), command[0])
-            self.pid: int = int(number)
             self._program = read_process(self.pid)
-            self._parse()  # It may have ended already.
         except BaseException:  # Raised again: the keeper must not outlive a failure.
             self.close()
             raise
@@ -109,13 +103,15 @@ class KeeperProcess:
             raise CheckerError(
                 "the supervising process was killed; processes of the program may still run"
             )
-        self._rest += data
-
-    def _parse(self) -> None:
-        *lines, self._rest = self._rest.split(b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             what, *values = line.split()
-            if what == b"ended":
+            if what == b"failed":
+                number = int(values[0])
+                raise OSError(number, os.strerror(number), self._name)
+            if what == b"started":
+                self.pid = int(values[0])
+            elif what == b"ended":
                 self.returncode = os.waitstatus_to_exitcode(int(values[0]))
                 self.ended_s = float(values[1])
             self._is_gone = self._is_gone or what == b"gone"
@@ -131,7 +127,6 @@ class KeeperProcess:
         poll.register(self._socket, select.POLLIN)
         if poll.poll(1000 * timeout_s):
             self._receive()
-            self._parse()
 
     def send_signal(self, number: int, sender: Sender | None = None) -> bool:
         """Send the program a signal; return False if the program has ended.
@@ -162,7 +157,6 @@ class KeeperProcess:
         try:
             while not self._is_gone:
                 self._receive()
-                self._parse()
         except CheckerError:
             pass  # close() ends the program.
 

@@ -21,26 +21,22 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
         )
         self._usage_code = usage_code
+        self._where = ""
 
     def error(self, message: str) -> Any:
         """Print an error and exit."""
+        if self._where:
+            raise ValueError(f"{self._where} {message}")
         self.exit(self._usage_code, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def parse_settings(self, words: Sequence[str], where: str) -> argparse.Namespace:
-        """Parse settings that were written as options.
+        """Parse settings that were written as options; this parser raises errors from then on.
 
         Raises:
             ValueError: One is invalid. The message begins with ``where``.
         """
-
-        def fail(message: str) -> Any:
-            raise ValueError(f"{where} {message}")
-
-        self.error = fail  # type: ignore[method-assign]
-        try:
-            return self.parse_args(words)
-        finally:
-            del self.error
+        self._where = where
+        return self.parse_args(words)
 
 
 def version() -> str:
@@ -82,6 +78,17 @@ def write(stream: TextIO | None, text: str) -> OSError | None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1 if stream is sys.stdout else 2)
         return error
     return None
+
+
+def print_out(text: str) -> None:
+    """Write a text and a line feed to stdout.
+
+    Raises:
+        ValueError: It cannot be written.
+    """
+    error = write(sys.stdout, text + "\n")
+    if error and not isinstance(error, BrokenPipeError):  # A reader such as head has gone.
+        raise ValueError(f"stdout cannot be written to: {error.strerror}")
 
 
 def nonempty(text: str) -> str:

@@ -76,26 +76,13 @@ def _is_below(process: Process | None, table: dict[int, Process], ancestor: int)
 
 def send_signal(process: Process, number: int) -> bool:
     """Signal a process, but not a later one with its id; return False without permission."""
-    import _signal  # type: ignore[import-not-found]  # as in the keeper
-
-    handle = None
-    if hasattr(os, "pidfd_open"):
-        try:
-            handle = os.pidfd_open(process.pid)  # From here on the id cannot be reused.
-        except OSError:
-            pass  # It has ended, the kernel is old, or a sandbox forbids the call.
+    # The kernel gives an id again only after all others: not between these two calls.
+    now = read_process(process.pid)
     try:
-        now = read_process(process.pid)
         if now is not None and now.ticks == process.ticks:
-            if handle is not None and hasattr(_signal, "pidfd_send_signal"):
-                _signal.pidfd_send_signal(handle, number)
-            else:
-                os.kill(process.pid, number)
+            os.kill(process.pid, number)
     except PermissionError:
         return False
     except OSError:
         pass  # It has ended.
-    finally:
-        if handle is not None:
-            os.close(handle)
     return True

@@ -36,7 +36,6 @@ _MARKER = (
     "children='count'): run this test in a fresh interpreter, and fail it if that interpreter does "
     "not exit cleanly"
 )
-_OPTIONS = {"timeout_s", "max_shutdown_s", "resource_warnings", "ignore", "children"}
 _only_test = pytest.StashKey[str]()
 
 
@@ -119,11 +118,12 @@ def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
     from tempfile import TemporaryDirectory
 
     from clean_exit.checker import check
+    from clean_exit.cli import CHECKED
 
-    unknown = sorted(set(marker.kwargs) - _OPTIONS)
+    unknown = sorted(set(marker.kwargs).difference(CHECKED))
     if marker.args or unknown:
         problem = f"has no option {unknown[0]!r}" if unknown else "takes options by name only"
-        known = ", ".join(sorted(_OPTIONS))
+        known = ", ".join(sorted(CHECKED))
         pytest.fail(f"the marker clean_exit {problem}; the options are {known}", pytrace=False)
     with TemporaryDirectory(prefix="clean-exit-pytest-") as folder:
         results = Path(folder, "results.xml")
@@ -213,16 +213,11 @@ def _output(report: ExitReport) -> str:
 
 def _defaults(config: pytest.Config) -> dict[str, Any]:
     """Return options of check from pyproject.toml."""
-    from clean_exit.cli import read_settings
+    from clean_exit.cli import CHECKED, read_settings
 
-    settings = read_settings(config.rootpath)
-    return {
-        "timeout_s": settings.timeout or _DEFAULT_TIMEOUT_S,
-        "max_shutdown_s": settings.max_shutdown,
-        "resource_warnings": settings.resource_warnings,
-        "ignore": settings.ignore or (),
-        "children": settings.children,
-    }
+    settings = vars(read_settings(config.rootpath))
+    settings["timeout_s"] = settings["timeout_s"] or _DEFAULT_TIMEOUT_S
+    return {name: settings[name] for name in CHECKED}
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ The program can write to the file. So nothing in it is trusted, and invalid entr
 from __future__ import annotations
 
 import ast
-import linecache
 import math
 import os
 import re
 import stat
+import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +31,23 @@ _SHOWN = re.compile(
 _INVALID = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)
 
 
+class _Entry(NamedTuple):
+    """One line of the record."""
+
+    kind: str
+    pid: int
+    time_s: float
+    phase: str
+    fields: tuple[Any, ...]
+
+
 @dataclass
 class Record:
     """The observations from inside. Times are in seconds on the monotonic clock.
 
     Attributes:
+        program_pid: The program.
+        commands: The command lines of the processes with a probe, by id.
         pid: The process that the times are about: the program, or the first Python below it;
             None if no probe was loaded.
         phase: Its last phase; "" if no probe was loaded.
@@ -50,6 +62,8 @@ class Record:
         crash_stacks: The stacks that faulthandler wrote when the program crashed.
     """
 
+    program_pid: int = 0
+    commands: dict[int, str] = field(default_factory=dict)
     pid: int | None = None
     phase: str = ""
     atexit_s: float | None = None
@@ -61,20 +75,102 @@ class Record:
     slow_stacks: str = ""
     crash_stacks: str = ""
 
+    def add(self, entry: _Entry) -> None:
+        """Add an entry of a probe."""
+        kind, fields = entry.kind, entry.fields
+        is_program = entry.pid == self.pid
+        if kind == "start":
+            self.commands[entry.pid] = str(fields[0])
+            if is_program:  # The process may become another Python program by exec.
+                self.atexit_s, self.joined_s, self.unfinished_sessions = None, 0.0, 0
+        elif kind in ("unraisable", "thread"):
+            self.findings.append(self._error(entry))
+            self.errors[fields[-3].rpartition(".")[2]] += 1
+        elif kind == "logging":
+            logger, name, message, places = fields
+            error = f"{name}: {message}" if message else name
+            summary = f"{_first_line(error)}; a message of the logger {logger!r} was lost"
+            evidence = _format_places(places) + error
+            self.findings.append(self._finding("logging-error", summary, evidence, entry))
+        elif kind == "logged":
+            message, error = map(str, fields)
+            summary, evidence = _first_line(message), f"{message}\n{error}".strip()
+            self.findings.append(self._finding("unraisable", summary, evidence, entry))
+            self.errors[summary] += 1
+        elif kind == "session" and is_program:
+            self.unfinished_sessions += int(fields[0])
+        elif kind == "process-group":
+            summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
+            self.findings.append(self._finding("process-group-not-destroyed", summary, "", entry))
+        elif kind == "leaked":
+            what, count, message = fields
+            found_id = "leaked-semaphore" if what.startswith("sem") else "leaked-shared-memory"
+            self.findings.append(Finding(found_id, f"{int(count)} {what} objects", str(message)))
+        elif kind == "shared-memory":
+            self.shared_memory.add(str(fields[0]))
+        elif kind == "shared-memory-removed":
+            self.shared_memory.discard(str(fields[0]))
+        elif is_program and kind == "joined":
+            self.joined_s += float(fields[0])
+        if is_program and kind == "atexit":
+            self.atexit_s = entry.time_s
+        if is_program and kind in ("start", "main-ended", "atexit", "teardown"):
+            self.phase = entry.phase
 
-class _Entry(NamedTuple):
-    """One line of the record."""
+    def finish(self, folder: Path) -> None:
+        """Add what is known only at the end: crashes and slow shutdowns."""
+        for path in folder.glob("stacks-*"):
+            pid = path.name.rpartition("-")[2]
+            if not pid.isdecimal():
+                continue
+            entry, text = _Entry("", int(pid), 0.0, "", ()), read_stacks(str(folder), int(pid))
+            slow, fatal = _SLOW.search(text), _FATAL.search(text)
+            slow_stacks = slow["stacks"].strip() if slow else ""
+            crash_stacks = text[fatal.start() :].strip() if fatal else ""
+            if entry.pid == self.program_pid:
+                self.slow_stacks, self.crash_stacks = slow_stacks, crash_stacks
+                continue
+            if slow:
+                summary = "a process that it started took longer than the limit"
+                self.findings.append(self._finding("slow-shutdown", summary, slow_stacks, entry))
+            if fatal:
+                summary = f"a process that it started crashed: {fatal['what']}"
+                self.findings.append(self._finding("crash", summary, crash_stacks, entry))
 
-    kind: str
-    pid: int
-    time_s: float
-    phase: str
-    fields: tuple[Any, ...]
+    def _finding(self, found: str, summary: str, evidence: str, entry: _Entry) -> Finding:
+        is_program = entry.pid == self.program_pid
+        process = "" if is_program else self.commands.get(entry.pid, "a forked process")
+        phase = entry.phase if entry.phase in PHASES else ""
+        # Below a wrapper such as a shell, the first Python is the program that people mean.
+        is_child = not is_program and entry.pid != self.pid
+        return Finding(found, summary, evidence, phase, entry.pid, process, is_child)
+
+    def _error(self, entry: _Entry) -> Finding:
+        *context, name, message, places = entry.fields
+        error = f"{name}: {message}" if message else name
+        if entry.kind == "thread":
+            found, where = "thread-error", f"thread {context[0]!r}"
+        else:
+            event, what = context
+            where = _object_name(what) or _shown_name(event)
+            in_finalizer = any(Path(place[0]).name == "weakref.py" for place in places)
+            found = "unraisable"
+            if "atexit callback" in event:
+                found = "atexit-error"
+            elif "thread started by" in event:
+                found = "thread-error"
+            elif name == "ResourceWarning":
+                found = "resource-warning"
+            elif in_finalizer or what.startswith("weakref."):
+                found = "finalizer-error"
+        first = _first_line(error)
+        summary = f"{first} in {where}" if where else first
+        return self._finding(found, summary, _format_places(places) + error, entry)
 
 
 def read_record(folder: str, program_pid: int) -> Record:
     """Read the record of a run, which may still go on."""
-    record = Record()
+    record = Record(program_pid)
     lines = read_file(Path(folder, "events")).split(b"\n")
     entries = [entry for line in lines if (entry := _parse(line)) is not None]
     starts = [entry.pid for entry in entries if entry.kind == "start"]
@@ -82,13 +178,12 @@ def read_record(folder: str, program_pid: int) -> Record:
         return record
     # A wrapper such as a shell may start several Pythons.
     record.pid = program_pid if program_pid in starts else starts[0]
-    reader = _Reader(record, program_pid)
     for entry in entries:
         try:
-            reader.add(entry)
+            record.add(entry)
         except _INVALID:
             continue
-    reader.finish(Path(folder))
+    record.finish(Path(folder))
     return record
 
 
@@ -124,117 +219,6 @@ def _parse(line: bytes) -> _Entry | None:
     return entry if is_valid else None
 
 
-class _Reader:
-    """Adds entries to a record."""
-
-    def __init__(self, record: Record, program_pid: int) -> None:
-        self._record = record
-        self._program_pid = program_pid
-        self._commands: dict[int, str] = {}
-
-    def add(self, entry: _Entry) -> None:
-        """Add an entry."""
-        record, kind, fields = self._record, entry.kind, entry.fields
-        is_program = entry.pid == record.pid
-        if kind == "start":
-            self._commands[entry.pid] = str(fields[0])
-            if is_program:  # The process may become another Python program by exec.
-                record.atexit_s, record.joined_s, record.unfinished_sessions = None, 0.0, 0
-        elif kind in ("unraisable", "thread"):
-            *context, name, message, places = fields
-            record.findings.append(self._error(entry, kind, context, name, message, places))
-            record.errors[name.rpartition(".")[2]] += 1
-        elif kind == "logging":
-            logger, name, message, places = fields
-            error = f"{name}: {message}" if message else name
-            summary = f"{_first_line(error)}; a message of the logger {logger!r} was lost"
-            evidence = _format_places(places) + error
-            record.findings.append(self._finding("logging-error", summary, evidence, entry))
-        elif kind == "logged":
-            message, error = map(str, fields)
-            summary, evidence = _first_line(message), f"{message}\n{error}".strip()
-            record.findings.append(self._finding("unraisable", summary, evidence, entry))
-            record.errors[summary] += 1
-        elif kind == "session" and is_program:
-            record.unfinished_sessions += int(fields[0])
-        elif kind == "process-group":
-            summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
-            record.findings.append(self._finding("process-group-not-destroyed", summary, "", entry))
-        elif kind == "leaked":
-            what, count, message = fields
-            found_id = "leaked-semaphore" if what.startswith("sem") else "leaked-shared-memory"
-            record.findings.append(Finding(found_id, f"{int(count)} {what} objects", str(message)))
-        elif kind == "shared-memory":
-            record.shared_memory.add(str(fields[0]))
-        elif kind == "shared-memory-removed":
-            record.shared_memory.discard(str(fields[0]))
-        elif is_program and kind == "joined":
-            record.joined_s += float(fields[0])
-        if is_program and kind == "atexit":
-            record.atexit_s = entry.time_s
-        if is_program and kind in ("start", "main-ended", "atexit", "teardown"):
-            record.phase = entry.phase
-
-    def finish(self, folder: Path) -> None:
-        """Add what is known only at the end: crashes and slow shutdowns."""
-        record = self._record
-        for path in folder.glob("stacks-*"):
-            pid = path.name.rpartition("-")[2]
-            if not pid.isdecimal():
-                continue
-            entry, text = _Entry("", int(pid), 0.0, "", ()), read_stacks(str(folder), int(pid))
-            slow, fatal = _SLOW.search(text), _FATAL.search(text)
-            slow_stacks = slow["stacks"].strip() if slow else ""
-            crash_stacks = text[fatal.start() :].strip() if fatal else ""
-            if entry.pid == self._program_pid:
-                record.slow_stacks, record.crash_stacks = slow_stacks, crash_stacks
-                continue
-            if slow:
-                summary = "a process that it started took longer than the limit"
-                record.findings.append(self._finding("slow-shutdown", summary, slow_stacks, entry))
-            if fatal:
-                summary = f"a process that it started crashed: {fatal['what']}"
-                record.findings.append(self._finding("crash", summary, crash_stacks, entry))
-
-    def _finding(self, found: str, summary: str, evidence: str, entry: _Entry) -> Finding:
-        is_program = entry.pid == self._program_pid
-        process = "" if is_program else self._commands.get(entry.pid, "a forked process")
-        phase = entry.phase if entry.phase in PHASES else ""
-        # Below a wrapper such as a shell, the first Python is the program that people mean.
-        is_child = not is_program and entry.pid != self._record.pid
-        return Finding(found, summary, evidence, phase, entry.pid, process, is_child)
-
-    def _error(
-        self,
-        entry: _Entry,
-        kind: str,
-        context: list[str] | tuple[str, ...],
-        name: str,
-        message: str,
-        places: list[tuple[str, int, str]],
-    ) -> Finding:
-        error = f"{name}: {message}" if message else name
-        where = ""
-        if kind == "thread":
-            found, where = "thread-error", f"thread {context[0]!r}" if context else ""
-        else:
-            event, what = context or ("", "")
-            where = _object_name(what) or _shown_name(event)
-            in_finalizer = any(Path(place[0]).name == "weakref.py" for place in places)
-            found = "unraisable"
-            if "atexit callback" in event:
-                found = "atexit-error"
-            elif "thread started by" in event:
-                found = "thread-error"
-            elif name == "ResourceWarning":
-                found = "resource-warning"
-            elif in_finalizer or what.startswith("weakref."):
-                found = "finalizer-error"
-        first = _first_line(error)
-        summary = f"{first} in {where}" if where else first
-        return self._finding(found, summary, _format_places(places) + error, entry)
-
-
 def _first_line(text: str) -> str:
     return (text.splitlines() or [""])[0]
 
@@ -255,11 +239,8 @@ def _object_name(what: str) -> str:
 
 def _format_places(places: list[tuple[str, int, str]]) -> str:
     """Format a traceback as Python does, with the source lines that can be read."""
-    lines = ["Traceback (most recent call last):\n"] if places else []
-    for path, line, function in places:
-        lines.append(f'  File "{path}", line {line}, in {function}\n')
-        # The name may be that of a FIFO, where reading would block.
-        source = linecache.getline(path, line).strip() if Path(path).is_file() else ""
-        if source:
-            lines.append(f"    {source}\n")
-    return "".join(lines)
+    # Only a file is read: the name may be that of a FIFO, or too long.
+    is_file = {path: os.path.isfile(path) for path, _, _ in places}  # noqa: PTH113
+    frames = [(*place, None if is_file[place[0]] else "") for place in places]
+    head = ["Traceback (most recent call last):\n"] if places else []
+    return "".join([*head, *traceback.format_list(frames)])

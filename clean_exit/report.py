@@ -78,13 +78,8 @@ class ExitReport:
             "exit_code": self.exit_code,
             "stopped_by": None if self.stopped_by is None else signal_name(self.stopped_by),
             "findings": [
-                {
-                    **_fields(finding),
-                    "title": FINDINGS[finding.id],
-                    "evidence": finding.evidence,
-                    "help": finding.help,
-                }
-                for finding in self.findings
+                {**_fields(f), "title": FINDINGS[f.id], "evidence": f.evidence, "help": f.help}
+                for f in self.findings
             ],
         }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,17 +24,15 @@ from clean_exit.signals import Sender
 from clean_exit.stderr import StderrText
 from clean_exit.streams import Pump
 
-_TICK_S = 0.25  # between two looks at the run, while the program runs
+_TICK_S = 0.05  # between two looks at the run, while the program runs
 _TICK_AFTER_S = 0.02  # and after it has ended
 # A process that outlives the program may sleep and work for so long before it is a finding.
 _IDLE_S = 2.0
 _WORK_S = 15.0
 _HELPERS = ("resource_tracker", "semaphore_tracker", "multiprocessing.forkserver")
-_AFTER_STOP_S = 60.0
-WAIT_FOR_LINE_S = 60.0  # until a line matches stop_when, if there is no timeout
+# Without a timeout: until a line matches stop_when, and after the stop signal.
+PATIENCE_S = 60.0
 _STACKS_TIMEOUT_S = 1.0
-_PIPE_BYTES = 1 << 20
-_SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 _END_EARLY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 STACKS_SIGNAL = 62  # as in the probe
 
@@ -75,7 +74,7 @@ class Limits:
     @property
     def after_stop_s(self) -> float:
         """The time from the stop signal until the program is killed, if there is no timeout."""
-        return max(_AFTER_STOP_S, 2 * self.max_shutdown_s)
+        return max(PATIENCE_S, 2 * self.max_shutdown_s)
 
 
 @dataclass
@@ -116,20 +115,15 @@ class Outcome:
         return self.record if self.record.pid == self.pid else None
 
     @property
-    def shutdown_began_s(self) -> float | None:
-        """The beginning of the shutdown: the stop signal, or the time when threads were joined.
-
-        The shutdown of a child process is a part of the program's work.
-        """
-        if self.stopped_s is not None:
-            return self.stopped_s
-        return self.own_record.atexit_s if self.own_record else None
-
-    @property
     def shutdown_s(self) -> float | None:
-        """The duration of the shutdown in seconds, without the wait for processes that work."""
-        began = self.shutdown_began_s
-        joined_s = 0.0 if self.stopped_s is not None else self.record.joined_s
+        """The duration of the shutdown in seconds, without the wait for processes that work.
+
+        It begins with the stop signal, or when threads were joined. The shutdown of a child
+        process is a part of the program's work.
+        """
+        began, joined_s = self.stopped_s, 0.0
+        if began is None and self.own_record:
+            began, joined_s = self.record.atexit_s, self.record.joined_s
         return None if began is None else max(0.0, self.ended_s - began - joined_s)
 
 
@@ -145,8 +139,6 @@ class Run:
         stdin: As for `subprocess`; None for this process's stdin.
         copy_stdout: Whether to read stdout; if not, the program has this process's stdout.
         echo: Whether to pass the output through as well.
-        mask: The signals that are blocked when the program starts; None for this thread's.
-        inherit: Whether the program also inherits this process's inheritable files.
 
     Raises:
         OSError: The program could not be started.
@@ -163,8 +155,6 @@ class Run:
         stdin: int | IO[Any] | None = None,
         copy_stdout: bool = True,
         echo: bool = False,
-        mask: Collection[int] | None = None,
-        inherit: bool = False,
     ) -> None:
         self._folder, self._limits = folder, limits
         self.text: StderrText = StderrText()
@@ -188,13 +178,7 @@ class Run:
             self._pumps.append(Pump(reader, 2 if echo else None, pattern, self.text.feed))
             self.outcome: Outcome = Outcome(limits, time.monotonic())
             self.keeper: KeeperProcess = KeeperProcess(
-                command,
-                environment,
-                files=(stdin, stdout, stderr),
-                folder=folder,
-                cwd=cwd,
-                mask=mask,
-                inherit=inherit,
+                command, environment, files=(stdin, stdout, stderr), folder=folder, cwd=cwd
             )
             self.outcome.pid = self.keeper.pid
         finally:
@@ -216,7 +200,7 @@ class Run:
     def wait(self) -> Outcome:
         """Wait until the program has ended, and its other processes had time to end."""
         while not self._is_over():
-            self.keeper.receive(self._pause_s())
+            self.keeper.receive(_TICK_S if self.keeper.ended_s is None else _TICK_AFTER_S)
         return self.outcome
 
     def finish(self, *, leave: bool = False) -> None:
@@ -253,23 +237,14 @@ class Run:
         self.forwarded.add(number)
         return self.keeper.send_signal(number, sender)
 
-    def _pause_s(self) -> float:
-        """Return the time to wait for the keeper, at most until the next limit."""
-        if self.keeper.ended_s is not None:
-            return _TICK_AFTER_S
-        now, limits = time.monotonic(), self._limits
-        moments = [limits.timeout_s]
-        if self.outcome.stopped_s is None and limits.stop_when is None:
-            moments.append(limits.stop_after_s)
-        waits = [self.outcome.started_s + m - now for m in moments if m is not None]
-        return max(0.0, min([_TICK_S, *waits]))
-
     def _is_over(self) -> bool:
         """Enforce the limits; return whether the run is over."""
         if self.keeper.ended_s is not None:
             return self._is_all_gone(self.keeper.ended_s)
         outcome, limits, now = self.outcome, self._limits, time.monotonic()
-        if outcome.stopped_s is None and limits.stop_signal is not None and self._stop_is_due(now):
+        is_due = now >= outcome.started_s + (limits.stop_after_s or math.inf)
+        is_due |= any(pump.is_matched for pump in self._pumps)
+        if is_due and outcome.stopped_s is None and limits.stop_signal is not None:
             outcome.stopped_s = now
             self.keeper.send_signal(limits.stop_signal)
         stopped_s = outcome.stopped_s
@@ -279,18 +254,13 @@ class Run:
         if deadline is None and stopped_s is not None:
             deadline = stopped_s + limits.after_stop_s
         elif deadline is None and limits.stop_when is not None:
-            deadline = outcome.started_s + WAIT_FOR_LINE_S
+            deadline = outcome.started_s + PATIENCE_S
         if deadline is not None and now >= deadline:
             outcome.timed_out = True
             outcome.stacks = self._stacks() or outcome.stacks
             self.keeper.end()
             return True
         return False
-
-    def _stop_is_due(self, now: float) -> bool:
-        if self._limits.stop_when is not None:
-            return any(pump.is_matched for pump in self._pumps)
-        return now >= self.outcome.started_s + (self._limits.stop_after_s or 0.0)
 
     def _stacks(self) -> str:
         """Return the state of all processes, with the stacks of those that have a probe."""
@@ -360,7 +330,8 @@ def _handles_stacks(pid: int) -> bool:
 def _make_pipe() -> tuple[int, int]:
     reader, writer = os.pipe()
     try:
-        fcntl.fcntl(writer, _SET_PIPE_SIZE, _PIPE_BYTES)
+        # A large pipe, in which a program can write much at once.
+        fcntl.fcntl(writer, getattr(fcntl, "F_SETPIPE_SZ", 1031), 1 << 20)
     except OSError:
         pass  # Not Linux, or too many large pipes: the usual size will do.
     return reader, writer

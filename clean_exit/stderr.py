@@ -92,19 +92,11 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"\[[^\[\]\s]{1,64}\]: ?")
 # A chunk without any of these has no message, and its lines are not looked at.
 _WORDS = (
-    *(b"Exception ", b"Traceback (", b"Error in atexit.", b"Fatal Python", b"ProcessGroup"),
-    *(
-        b"CudaIPC",
-        b"resource_tracker:",
-        b"ResourceWarning:",
-        b"Task ",
-        b"Unclosed ",
-        b" never retrieved",
-    ),
-    *(b"asyncio.run()", b"asynchronous generator", b"Assertion `", b": line ", b"terminate called"),
-    *(b"free()", b"lloc()", b"munmap_", b"double free", b"corrupted size", b"stack smashing"),
-    *(b"Segmentation fault", b"Bus error", b"Illegal instr", b"Floating point", b"Aborted"),
-)
+    b"Exception |Traceback (|Error in atexit.|Fatal Python|ProcessGroup|CudaIPC|resource_tracker:"
+    b"|ResourceWarning:|Task |Unclosed | never retrieved|asyncio.run()|asynchronous generator"
+    b"|Assertion `|: line |terminate called|free()|lloc()|munmap_|double free|corrupted size"
+    b"|stack smashing|Segmentation fault|Bus error|Illegal instr|Floating point|Aborted"
+).split(b"|")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def install(events, max_shutdown_s):
     record = globals()["record"] = _make_record(events, state, time.monotonic)
     record("start", " ".join(getattr(sys, "orig_argv", ()))[:_COMMAND])
     open_own_stacks, arm, disarm = _offer_stacks(os.path.dirname(events), max_shutdown_s)
-    note, forget = _make_note(record, state)
+    note, forget = _make_note(record)
     hook = _watch_unraisable(note, state)
 
     def begin_atexit():
@@ -41,10 +41,25 @@ def install(events, max_shutdown_s):
         _leave_out_joins(record, arm, disarm, time.monotonic)
         arm()
 
+    def end_atexit(_record_group=_record_group):
+        if not state["forked"]:
+            _record_group(record, state)
+        state["phase"] = "teardown"
+        record("teardown")
+
+    def after_fork(_ask=_process_group, _failure=BaseException):
+        forget()  # The parent records its own counts.
+        state["forked"] = True
+        open_own_stacks()
+        try:
+            state["inherited_group"] = _ask()[0]
+        except _failure:
+            pass
+
     _watch_threads(record, note, state, hook, begin_atexit)
-    atexit.register(_make_last_callback(record, state))
+    atexit.register(end_atexit)  # It runs last, because it is registered first.
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_make_after_fork(forget, state, open_own_stacks))
+        os.register_at_fork(after_in_child=after_fork)
     _watch_shared_memory(record)
     _watch_tracker(record)
 
@@ -54,25 +69,19 @@ def _make_record(path, state, monotonic):
     # Non-blocking, because the program may have put a pipe there.
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
-    def record(
-        kind,
-        *fields,
-        _open=os.open,
-        _write=os.write,
-        _close=os.close,
-        _getpid=os.getpid,
-        _repr=repr,
-        _failure=BaseException,
-    ):
+    append, write, close, get_pid = os.open, os.write, os.close, os.getpid
+    show, failure = repr, BaseException
+
+    def record(kind, *fields):
         try:
-            entry = (kind, _getpid(), monotonic(), state["phase"], *fields)
-            line = (_repr(entry) + "\n").encode("utf-8", "backslashreplace")
-            file = _open(path, flags)
+            entry = (kind, get_pid(), monotonic(), state["phase"], *fields)
+            line = (show(entry) + "\n").encode("utf-8", "backslashreplace")
+            file = append(path, flags)
             try:
-                _write(file, line)
+                write(file, line)
             finally:
-                _close(file)
-        except _failure:
+                close(file)
+        except failure:
             pass  # The file cannot be opened any more, or the teardown is nearly complete.
 
     return record
@@ -184,7 +193,7 @@ def _describe(
     return name, message, places[-_most:]
 
 
-def _make_note(record, state):
+def _make_note(record):
     """Return functions that record an error, and that forget the numbers of errors so far."""
     counts = {}
     most = _LISTED
@@ -351,31 +360,6 @@ def _record_group(record, state, _ask=_process_group, _failure=BaseException):
             record("process-group", backend)
     except _failure:
         pass  # torch is only partly imported, or the program has replaced it.
-
-
-def _make_after_fork(forget, state, open_own_stacks):
-    def after_fork(_ask=_process_group, _failure=BaseException):
-        forget()  # The parent records its own counts.
-        state["forked"] = True
-        open_own_stacks()
-        try:
-            state["inherited_group"] = _ask()[0]
-        except _failure:
-            pass
-
-    return after_fork
-
-
-def _make_last_callback(record, state, _record_group=_record_group):
-    """Return the atexit callback that runs last, because it is registered first."""
-
-    def last():
-        if not state["forked"]:
-            _record_group(record, state)
-        state["phase"] = "teardown"
-        record("teardown")
-
-    return last
 
 
 def _watch_tracker(record):

@@ -15,7 +15,15 @@ from clean_exit.lint.files import python_files
 from clean_exit.lint.findings import RULES
 from clean_exit.lint.formats import WRITERS, counted, to_text
 from clean_exit.lint.linter import check, selected_rules
-from clean_exit.options import Parser, explain, nonempty, output_file, read_table, version, write
+from clean_exit.options import (
+    Parser,
+    explain,
+    nonempty,
+    output_file,
+    print_out,
+    read_table,
+    version,
+)
 
 FINDINGS, USAGE, INTERRUPTED = 1, 2, 130
 _PER_FILE = "per-file-ignores"
@@ -93,11 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, parser: Parser) -> int:
     if options.version:
-        _print(f"clean-exit-lint {version()}")
+        print_out(f"clean-exit-lint {version()}")
         return 0
     if options.explain:
         lines = {r.id: f"{r.id} ({r.code}): {r.summary}" for r in RULES.values()}
-        _print(explain("lint-catalogue.md", options.explain, lines))
+        print_out(explain("lint-catalogue.md", options.explain, lines))
         return 0
     _add_settings(options, parser)
     files = list(python_files(options.paths, options.exclude))
@@ -117,15 +125,15 @@ def _run(options: argparse.Namespace, parser: Parser) -> int:
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
         count = counted(len(result.findings), "finding")
-        _print(f"clean-exit-lint: {options.write_baseline} has {count} now")
+        print_out(f"clean-exit-lint: {options.write_baseline} has {count} now")
         return 0
     if options.baseline:
         new = baseline.subtract(result.findings, Path(options.baseline))
         result = replace(result, findings=tuple(new))
     if options.format != "text":
-        _print(WRITERS[options.format](result))
+        print_out(WRITERS[options.format](result))
     elif text := to_text(result, sums_up=not options.quiet):
-        _print(text)
+        print_out(text)
     return FINDINGS if result.findings and not options.exit_zero else 0
 
 
@@ -160,9 +168,3 @@ def _relative(path: Path) -> str:
     """Return a path relative to the current folder if it is below."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _print(text: str) -> None:
-    error = write(sys.stdout, text + "\n")
-    if error and not isinstance(error, BrokenPipeError):  # A reader such as head has gone.
-        raise ValueError(f"stdout: {error.strerror}")

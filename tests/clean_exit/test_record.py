@@ -181,3 +181,10 @@ def test_program_from_a_pipe_is_run_and_checked() -> None:
     report = check(command, timeout_s=600)
     assert report.stdout == "ran\n", str(report)
     assert [finding.id for finding in report.findings] == ["unraisable"], str(report)
+
+
+def test_error_in_code_with_a_name_that_is_too_long_for_a_file() -> None:
+    code = f"exec(compile({DIRTY!r}, 'f' * 5000, 'exec'))"
+    (finding,) = check(["-c", code]).findings
+    assert "ValueError: dirty in A.__del__()" in finding.summary
+    assert "f" * 5000 in finding.evidence

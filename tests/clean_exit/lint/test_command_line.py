@@ -316,7 +316,10 @@ def test_output_survives_encodings_and_closed_pipes(folder: Path) -> None:
 @pytest.mark.parametrize("arguments", [["dirty.py"], ["--explain", "import"]])
 @pytest.mark.parametrize(
     ("where", "printed"),
-    [(">/dev/full", "stdout: No space left on device"), (">&-", "stdout: Bad file descriptor")],
+    [
+        (">/dev/full", "stdout cannot be written to: No space left on device"),
+        (">&-", "stdout cannot be written to: Bad file descriptor"),
+    ],
 )
 def test_unwritable_stdout_is_an_error_of_one_line(
     folder: Path, arguments: list[str], where: str, printed: str
