@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -210,7 +211,7 @@ class Destructible:
                 package = self.module.imported.get(name, name).partition(".")[0]
                 self.is_complete &= name == "object" or package in sys.stdlib_module_names
 
-    @property
+    @cached_property
     def methods(self) -> dict[str, Function]:
         """The methods that the object has."""
         named = {name: found[0] for name, found in self.definitions.items()}

@@ -277,9 +277,9 @@ def find_kept_objects(module: Module) -> Iterator[tuple[ast.AST, str]]:
     for function in ast.walk(module.tree):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
-        values = _values(owners.get(function))
         for node in inside(function):
             if isinstance(node, ast.Call) and module.dotted(node.func) == "weakref.finalize":
+                values = _values(owners.get(function))
                 target, *rest = [*node.args, *(one.value for one in node.keywords)] or [node]
                 roots = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
                 held = (one for one in rest if _holds(function, one, roots, values, one is rest[0]))
