@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import ValidationError
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from rag_demo.documents.document import Document
 from rag_demo.retriever import embed
 from rag_demo.searching.arguments import check_documents
-from rag_demo.service import engine
+from rag_demo.service import models
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, respond
-from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
+from rag_demo.service.schemas import DeleteRequest, DocumentsRequest
 from rag_demo.service.service import Running, Service
 
 router = APIRouter(prefix="/documents")
-_CHUNK_DOCUMENTS, _CHUNK_BYTES = 256, 1 << 16  # of a stream, for each change: about one batch
 _PAGE = 100
 
 
@@ -43,127 +39,46 @@ async def _writable(service: Running) -> Service:
 Writable = Annotated[Service, Depends(_writable)]
 
 
-async def _add(request: Request | None, service: Service, new: Sequence[NewDocument]) -> list[str]:
-    """Embed documents through the queue, then add and save them.
-
-    Returns:
-        Their ids. The index chooses the ids of documents without one.
-
-    Raises:
-        Problem: The documents are invalid, the queue is too long, or the change failed.
-    """
-    deadline, loop = service.deadline(), asyncio.get_running_loop()
-    names = [each.id for each in new if each.id is not None]
-    if names and len(names) < len(new):
-        raise Problem(422, "either all documents of a change have an id, or none", param="id")
+@router.put("")
+async def put(request: Request, service: Writable, body: DocumentsRequest) -> dict[str, Any]:
+    """Add documents and save the index; a document replaces one with the same id."""
+    new, deadline, loop = body.documents, service.deadline(), asyncio.get_running_loop()
+    at_most(len(new), service.limits.max_texts, "documents", "documents")
+    names: Any = [each.id for each in new]
+    names = names if any(names) else None
     try:
         texts, metadata, ids = check_documents(
-            [each.text for each in new], [each.metadata for each in new], names or None
+            [each.text for each in new], [each.metadata for each in new], names
         )
-    except (TypeError, ValueError) as error:  # An id occurs twice, or metadata are not JSON.
+    except (TypeError, ValueError) as error:
+        # An id occurs twice, only some have one, or metadata are not JSON.
         raise Problem(422, str(error)[:500], param="documents") from None
     documents = list(map(Document, ids or [""] * len(texts), texts, metadata))
 
     def embed_documents(texts: Sequence[str]) -> Any:
         embedding = service.run_counted(
-            request, "model", partial(engine.embed, "document"), texts, deadline
+            request, "model", partial(models.embed, "document"), texts, deadline
         )
         return np.stack(asyncio.run_coroutine_threadsafe(embedding, loop).result()[0])
 
     model: Any = SimpleNamespace(dimension=None, embed_documents=embed_documents)
-    model.identity, model.count_tokens = service.engine.identity, engine.estimate
-    model.max_tokens = service.engine.model.max_tokens
+    model.identity, model.count_tokens = service.identity, models.estimate
+    model.max_tokens = service.model.max_tokens
     batch = await asyncio.to_thread(embed, documents, model)
-    added: list[str] = await service.change(
-        lambda retriever: retriever.store.upsert(batch, choose_ids=not names), deadline
+    added = await service.change(
+        lambda retriever: retriever.store.upsert(batch, choose_ids=names is None), deadline
     )
-    return added
-
-
-@router.put("")
-async def put(request: Request, service: Writable, body: DocumentsRequest) -> dict[str, Any]:
-    """Add documents and save the index; a document replaces one with the same id."""
-    at_most(len(body.documents), service.limits.max_texts, "documents", "documents")
-    return service.state(ids=await _add(request, service, body.documents))
-
-
-_LINES = {"application/x-ndjson": {"schema": {"type": "string"}}}
-
-
-@router.post("/bulk", openapi_extra={"requestBody": {"required": True, "content": _LINES}})
-async def bulk(request: Request, service: Writable) -> Response:
-    """Add documents from lines of JSON, each as in PUT, while they arrive.
-
-    The response is a line of JSON for each change that is saved, and in the end a line with the
-    total or with the error; earlier changes stay.
-    """
-
-    async def lines() -> AsyncIterator[dict[str, Any]]:
-        added = 0
-        try:
-            async for documents in _chunks(request, service.limits.max_body_bytes):
-                ids = await _add(None, service, documents)
-                added += len(documents)
-                yield service.state(added=added, ids=ids)
-            yield service.state(added=added, finished=True)
-        except Problem as problem:
-            if not added:  # No response has begun.
-                raise
-            yield {"status": problem.status_code, "error": problem.detail, "added": added}
-
-    found = lines()
-    first = await anext(found)  # Its problem has a response of its own.
-
-    async def encoded() -> AsyncIterator[bytes]:
-        yield orjson.dumps(first) + b"\n"
-        async for line in found:
-            yield orjson.dumps(line) + b"\n"
-
-    return StreamingResponse(encoded(), media_type="application/x-ndjson")
-
-
-async def _chunks(request: Request, most: int) -> AsyncIterator[list[NewDocument]]:
-    """Yield documents of a body in lines. Reading waits while a chunk is being added.
-
-    Raises:
-        Problem: A line is not a document or is too long.
-    """
-    rest, number, size = b"", 0, 0
-    documents: dict[Any, NewDocument] = {}
-    async for part in request.stream():
-        *whole, rest = (rest + part).split(b"\n")
-        if not part and rest:  # The last line has no end.
-            whole, rest = [rest], b""
-        if len(rest) > most:
-            raise Problem(413, f"line {number + 1} has more than {most:,} bytes")
-        for line in whole:
-            number += 1
-            if line.strip():
-                try:
-                    document = NewDocument.model_validate_json(line)
-                except ValidationError as error:
-                    first = error.errors(include_input=False)[0]
-                    where = "/".join(["", *map(str, first["loc"])])
-                    raise Problem(422, f"line {number}, #{where}: {first['msg']}") from None
-                documents[number if document.id is None else document.id] = document
-                size += len(line)
-            if len(documents) >= _CHUNK_DOCUMENTS or size >= _CHUNK_BYTES:
-                yield list(documents.values())
-                documents, size = {}, 0
-    if documents:
-        yield list(documents.values())
+    return service.state(ids=added)
 
 
 @router.post("/delete")
 async def delete_several(service: Writable, body: DeleteRequest) -> dict[str, Any]:
     """Delete documents by ids or by a filter, and save the index."""
 
-    def change(retriever: Any) -> int:
-        found = (shard.store.matching(body.where) for shard in engine.shards_of(retriever))
-        deleted: int = retriever.delete(body.ids or [*chain.from_iterable(found)])
-        return deleted
-
-    return service.state(deleted=await service.change(change, service.deadline()))
+    deleted = await service.change(
+        lambda retriever: retriever.delete(body.ids or (), where=body.where), service.deadline()
+    )
+    return service.state(deleted=deleted)
 
 
 async def _read(request: Request, service: Service, compute: Any, key: Any) -> Any:
@@ -180,7 +95,7 @@ async def page(
 ) -> Response:
     """Return the documents whose ids come after one, ordered by id."""
     at_most(limit, service.limits.max_top_k, "documents in a page", "limit")
-    found = await _read(request, service, service.engine.page, (limit, after))
+    found = await _read(request, service, service.page, (limit, after))
     documents = [each._asdict() for each in found]
     last = documents[-1]["id"] if len(documents) == limit else None
     return respond(request, {"documents": documents, "next": last})
@@ -189,7 +104,7 @@ async def page(
 @router.get("/{document_id:any}")
 async def get(request: Request, service: Running, document_id: str) -> Response:
     """Return a document."""
-    document = await _read(request, service, service.engine.get, document_id)
+    document = await _read(request, service, service.get, document_id)
     if document is None:
         raise Problem(404, "no document has this id")
     return respond(request, document._asdict())

@@ -29,7 +29,6 @@ from rag_demo.service.settings import Limits, Settings, is_loopback
 Headers = dict[bytes, bytes]
 
 log = logging.getLogger("rag_demo.service")
-_STREAMED = "/documents/bulk"
 _OPEN_PATHS = {"/livez", "/readyz", "/health", *PAGE_FILES}
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
@@ -92,8 +91,6 @@ class Guard:
         # The server omits the body of a response to HEAD.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         request = {**scope, "method": method, "request_id": request_id, "take_bytes": take_bytes}
-        # A response that is streamed must not read the request: starlette looks at the version.
-        request["asgi"] = {**scope.get("asgi", {}), "spec_version": "2.4"}
         counts = method != "GET" or scope["path"] not in ("/metrics", *_OPEN_PATHS)
         self._requests += counts
         metrics.IN_FLIGHT.inc()
@@ -165,27 +162,24 @@ class Guard:
             raise Problem(403, "administration needs a token, or a client on the same machine")
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Return a ``receive`` that limits a body in size and time, or each part of a stream."""
+        """Return a ``receive`` that limits a body in size and time."""
         most, limit_s = self._limits.max_body_bytes, self._limits.body_timeout_s
-        is_stream, began, size, left_s = scope["path"] == _STREAMED, time.monotonic(), 0, limit_s
+        size, ends = 0, time.monotonic() + limit_s
 
         async def limited() -> Message:
-            nonlocal size, left_s
+            nonlocal size, ends
             try:
-                # Of a stream, the time in which a part is being added does not count.
-                spent_s = 0.0 if is_stream else time.monotonic() - began
-                message = await asyncio.wait_for(receive(), left_s - spent_s)
+                message = await asyncio.wait_for(receive(), ends - time.monotonic())
             except asyncio.TimeoutError:
                 detail = f"the body was not complete within {limit_s:g} s"
                 raise Problem(408, detail, headers=_CLOSE) from None
-            if not is_stream:
-                part = len(message.get("body", b""))
-                scope["take_bytes"](part)
-                size += part
-                if size > most:
-                    raise Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
+            part = len(message.get("body", b""))
+            scope["take_bytes"](part)
+            size += part
+            if size > most:
+                raise Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
             if not message.get("more_body", False):
-                left_s = math.inf  # The next message tells that the client has disconnected.
+                ends = math.inf  # The next message tells that the client has disconnected.
             return message
 
         return limited

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,13 +20,12 @@ from starlette.requests import ClientDisconnect
 
 from rag_demo.errors import IndexFileError, PostgresError
 from rag_demo.service import metrics
-from rag_demo.service.engine import Hosted
 from rag_demo.service.logs import REQUEST_ID, log_error
+from rag_demo.service.models import Hosted
 from rag_demo.service.responses import Problem, overloaded, problem_of
 from rag_demo.service.settings import Settings
-from torch_utils import CleanupReport, ModelInUseError
+from torch_utils import ModelInUseError
 
-log = logging.getLogger("rag_demo.service")
 _BULK_TOKENS = 1024  # of a job; a larger one is bulk
 _SMALL_TURN_S, _BULK_TURN_S = 0.25, 0.05  # of a batch, by the measured rate
 _FIRST_TOKENS = 256  # in a batch before anything is measured
@@ -36,7 +34,6 @@ _SAFETY = 0.8  # A measured rate may be too high.
 _STALE_S = 60.0  # An older rate refuses nothing.
 _FORGET = 0.8  # the weight of earlier batches in the measured rate
 _LOOK_S = 1.0  # between looks for jobs that a slow batch makes late
-_CLOSING_S = 3.0
 _OF_ALL = (IndexFileError, PostgresError)  # errors that do not come from one of the jobs
 
 
@@ -184,35 +181,26 @@ class Lane:
         self.name, self.hosted, self._settings = name, hosted, settings
         self._small, self._bulk = Queue(settings.timeout), Queue(settings.timeout)
         small, bulk = self._small, self._bulk
-        self._wake, self._busy = asyncio.Event(), asyncio.Lock()
-        self._began: float | None = None  # when the load or the call began that runs
-        self._is_closed = self._is_stopping = False
-        self._refusal = asyncio.get_running_loop().create_future()  # of jobs that need a load
         metrics.WAITING.labels(name).set_function(lambda: small.tokens + bulk.tokens)
-        self._task = asyncio.get_running_loop().create_task(self._work(), name=f"lane {name}")
+        self._wake = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._work(), name=f"lane {name}")
 
     @property
     def failure(self) -> str:
         """Why the lane does not work on requests; "" if it does."""
-        if self._task.done() and not self._is_closed:
+        if self.task.done():
             return "the service has stopped working on requests; restart it"
         limit_s = self._settings.hang_timeout
-        if self._began is not None and time.monotonic() - self._began > limit_s:
-            what = "a load" if self.is_loading else "a call"
+        if self.hosted.busy_s > limit_s:
+            what = "a load" if self.hosted.is_loading else "a call"
             return f"{what} of the {self.name} has not ended for more than {limit_s:g} s"
         return ""
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether a load is under way."""
-        return self.hosted.host.state == "loading"
 
     async def run(self, request: Any, job: Job, deadline: float) -> list[Any]:
         """Run a job.
 
         Args:
-            request: The client's request; if the client disconnects, the job is dropped. None if
-                something else notices that.
+            request: The client's request; if the client disconnects, the job is dropped.
             job: The job.
             deadline: When the answer is due, in seconds of the event loop's clock.
 
@@ -223,8 +211,6 @@ class Lane:
             Problem: The queue is too long, the deadline has passed, or the job failed.
             ClientDisconnect: The client has closed its connection.
         """
-        if self._is_closed or self._refusal.done():
-            raise _stopping()
         if reason := self.failure:
             raise overloaded(5, reason, status=503)
         if self.hosted.error is not None:
@@ -236,18 +222,16 @@ class Lane:
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnect(request))
         try:
             await asyncio.wait(
-                {job.answer, self._refusal, gone},
+                {job.answer, gone},
                 timeout=max(0.0, deadline - asyncio.get_running_loop().time()),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if job.answer.done():
                 return job.answer.result()
-            if self._refusal.done():
-                raise _stopping()
             if gone.done():
                 raise ClientDisconnect
             message = f"the answer was not ready within {self._settings.timeout:g} s"
-            has_begun = job.taken and not self.is_loading
+            has_begun = job.taken and not self.hosted.is_loading
             raise overloaded(5, message, status=504 if has_begun else 503)
         finally:
             job.answer.cancel()
@@ -255,52 +239,13 @@ class Lane:
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
 
-    async def load(self) -> None:
-        """Load the model between two batches, even if the last load has failed.
-
-        Raises:
-            Exception: The load failed.
-        """
-        async with self._busy:
-            self._began = time.monotonic()
-            try:
-                await self.hosted.call(lambda model: None)
-            finally:
-                self._began = None
-
-    async def unload(self) -> CleanupReport:
-        """Unload the model between two batches.
-
-        Raises:
-            ModelInUseError: Something else uses it.
-        """
-        async with self._busy:
-            return await asyncio.to_thread(self.hosted.host.unload)
-
-    def stop_loading(self) -> None:
-        """Refuse what needs a load from now on: it may take longer than a stop."""
-        self._is_stopping = True
-        if self.is_loading and not self._refusal.done():
-            self._refusal.set_result(None)
-
-    async def close(self) -> None:
-        """Finish the queues and stop. Wait some seconds for a call, and for no load."""
-        self._is_closed = True
-        self._wake.set()
-        self.stop_loading()
-        await asyncio.wait([self._task], timeout=0 if self.is_loading else _CLOSING_S)
-        self._task.cancel()
-
     async def _work(self) -> None:
         while True:
             self._wake.clear()
             for chosen, turn_s in ((self._small, _SMALL_TURN_S), (self._bulk, _BULK_TURN_S)):
-                async with self._busy:
-                    if items := chosen.take(self._budget(chosen, turn_s)):
-                        await self._compute(chosen, items)
-                        self._wake.set()
-            if self._is_closed and not self._wake.is_set():
-                return
+                if items := chosen.take(self._budget(chosen, turn_s)):
+                    await self._compute(chosen, items)
+                    self._wake.set()
             await self._wake.wait()
 
     def _budget(self, chosen: Queue, turn_s: float) -> float:
@@ -312,11 +257,11 @@ class Lane:
         return min(self._settings.batch_tokens, max(tokens, self.hosted.batch_tokens))
 
     async def _compute(self, chosen: Queue, items: list[Item]) -> None:
-        self._began, started = time.monotonic(), time.perf_counter()
+        started = time.perf_counter()
         metrics.BATCH.labels(self.name).observe(chosen.taken)
         for job in dict.fromkeys(job for job, _ in items if not job.results):
             metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
-        call = asyncio.ensure_future(self._call(partial(self._run, chosen, items)))
+        call = asyncio.ensure_future(self.hosted.call(partial(self._run, chosen, items)))
         try:
             while not (await asyncio.wait([call], timeout=_LOOK_S))[0]:
                 chosen.refuse_late()
@@ -325,7 +270,6 @@ class Lane:
             if isinstance(error, asyncio.CancelledError):
                 raise
             outcomes, seconds = [_failed(error, items)] * len(items), 0.0
-        self._began = None
         has_failed = any(isinstance(outcome, Problem) for outcome in outcomes)
         chosen.finish(0.0 if has_failed else seconds)
         chosen.refuse_late()
@@ -343,17 +287,10 @@ class Lane:
             with contextlib.suppress(ModelInUseError):
                 await asyncio.to_thread(self.hosted.host.unload)
 
-    async def _call(self, function: Callable[[Any], Any]) -> Any:
-        if self.hosted.error is not None:
-            raise self.hosted.error  # Only `load` tries again.
-        if self._is_stopping and self.hosted.host.state != "loaded":
-            raise _stopping()
-        return await self.hosted.call(function)
-
     def _run(self, chosen: Queue, items: list[Item], model: Any) -> tuple[list[Any], float]:
         """Return the result of each input or a `Problem`, and the seconds. Runs in a thread."""
         outcomes: list[Any] = []
-        chosen.began = self._began = started = time.monotonic()
+        chosen.began = started = time.monotonic()
         for _, group in groupby(items, lambda item: item[0].key):
             outcomes += self._answers(model, list(group))
         return outcomes, max(time.monotonic() - started, 1e-6)
@@ -369,31 +306,21 @@ class Lane:
             parts = [list(part) for _, part in groupby(items, lambda item: id(item[0]))]
             if len(parts) == 1 or isinstance(error, _OF_ALL):
                 return [_failed(error, items)] * len(items)
-            log.debug("a batch of %d jobs failed and is retried one by one: %r", len(parts), error)
-            return [outcome for part in parts for outcome in self._again(model, part)]
-
-    def _again(self, model: Any, items: list[Item]) -> list[Any]:
-        if items[0][0].answer.done():  # Its client has gone.
-            return [None] * len(items)
-        return self._answers(model, items)
-
-
-def _stopping() -> Problem:
-    return overloaded(1, "the service is stopping", status=503)
+            outcomes: list[Any] = []
+            for part in parts:
+                has_gone = part[0][0].answer.done()  # Its client or its deadline.
+                outcomes += [None] * len(part) if has_gone else self._answers(model, part)
+            return outcomes
 
 
 def _failed(error: BaseException, items: list[Item]) -> Problem:
     """Log why a batch has failed: one line for an error that says what to do."""
     if not isinstance(error, Problem):
-        jobs = dict.fromkeys(job for job, _ in items)
-        what = f"{len(jobs)} requests failed" if len(jobs) > 1 else "a request failed"
-        log_error(what, error, request_id=next(iter(jobs)).request_id)
+        log_error("a batch failed", error, request_id=items[0][0].request_id)
     return problem_of(error)
 
 
 async def _disconnect(request: Any) -> None:
-    """Wait until the client has closed its connection; for ever without a request."""
-    if request is None:
-        await asyncio.Event().wait()
+    """Wait until the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         await asyncio.sleep(0.05)

@@ -53,19 +53,18 @@ async def exposition() -> Response:
 @router.get("/info", dependencies=_TOKEN)
 async def info(service: Running) -> dict[str, Any]:
     """Describe the model and the limits, as text-embeddings-inference does."""
-    engine, settings, limits = service.engine, service.settings, service.limits
     return service.state(
-        model_id=engine.model_name,
-        model_dtype=engine.dtype,
+        model_id=service.model_name,
+        model_dtype=service.identity.dtype or "float32",
         model_type={"embedding": {"pooling": "model"}},
-        dimension=engine.model.dimension,
-        max_input_length=engine.model.max_tokens,
-        max_concurrent_requests=limits.max_connections,
-        max_batch_tokens=settings.batch_tokens,
-        max_client_batch_size=limits.max_texts,
+        dimension=service.model.dimension,
+        max_input_length=service.model.max_tokens,
+        max_concurrent_requests=service.limits.max_connections,
+        max_batch_tokens=service.settings.batch_tokens,
+        max_client_batch_size=service.limits.max_texts,
         auto_truncate=True,
         tokenization_workers=1,
-        reranker=Path(settings.reranker).name if settings.reranker else None,
+        reranker=Path(service.settings.reranker or "").name or None,
         version=version("torch-cleanup"),
     )
 
@@ -73,7 +72,7 @@ async def info(service: Running) -> dict[str, Any]:
 @router.get("/admin/models", dependencies=_TOKEN)
 async def models(service: Running) -> dict[str, Any]:
     """List the models and the index with size, state and the time until they are unloaded."""
-    found = [dataclasses.asdict(each.host.status()) for each in service.engine.hosted.values()]
+    found = [dataclasses.asdict(each.hosted.host.status()) for each in service.lanes.values()]
     for status in found:  # The text of an error may name files of the server.
         status["failed"] = status.pop("last_error") is not None
     return {"models": found}

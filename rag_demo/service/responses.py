@@ -8,7 +8,6 @@ from __future__ import annotations
 import http
 import json
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -31,6 +30,7 @@ BEARER = HTTPBearer(auto_error=False, description="A client's token, or the admi
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_CHARS = 300  # of one field of an error
 _MAX_ERRORS = 10
+_NO_JSON = "send the body with content-type: application/json"
 _TEI_PATHS = ("/", "/embed", "/rerank", "/info")
 _TEI_STATUSES = {"empty": 400, "unavailable": 424}
 _TEI_KINDS = {400: "Empty", 401: "Unauthorized", 424: "Backend", 429: "Overloaded"}
@@ -53,12 +53,7 @@ class Problem(HTTPException):
             routes of text-embeddings-inference.
         param: The field of the request that is wrong.
         headers: Headers of the response.
-
-    Attributes:
-        errors: Several errors, each with a JSON pointer into the request.
     """
-
-    errors: Sequence[Mapping[str, str]] = ()
 
     def __init__(
         self, status: int, detail: str, *, code: str = "", param: str = "", headers: Any = None
@@ -92,9 +87,7 @@ def problem_of(error: BaseException) -> Problem:
 def problem_response(problem: Problem, path: str, request_id: str) -> Response:
     """Return the response for a problem, in the format of the path's API."""
     status, media_type = problem.status_code, "application/json"
-    message = "; ".join(f"{each['pointer']}: {each['detail']}" for each in problem.errors)
-    message = message or problem.detail
-    content: dict[str, Any]
+    message, content = problem.detail, dict[str, Any]()
     if path in _TEI_PATHS:
         status = _TEI_STATUSES.get(problem.code, status)
         kind = _TEI_KINDS.get(status, "Unhealthy" if status >= 500 else "Validation")
@@ -114,10 +107,9 @@ def problem_response(problem: Problem, path: str, request_id: str) -> Response:
             "type": "about:blank",
             "title": http.HTTPStatus(status).phrase,
             "status": status,
-            "detail": problem.detail,
+            "detail": message,
             "request_id": request_id,
             "code": problem.code,
-            "errors": problem.errors,
         }
         content = {name: value for name, value in content.items() if value}
     return Response(orjson.dumps(content), status, problem.headers, media_type)
@@ -144,52 +136,36 @@ def _invalid_request(request: Request, error: RequestValidationError) -> Problem
     if found[0]["type"] == "json_invalid":
         return Problem(400, "the body is not valid JSON")
     is_empty = any(each["type"] in ("too_short", "string_too_short") for each in found)
-    is_json = "json" in request.headers.get("content-type", "")
-    hint = "" if is_json else "; send it with content-type: application/json"
-    detail = f"the request is invalid; see errors, and /openapi.json for the fields{hint}"
+    details = [] if "json" in request.headers.get("content-type", "") else [_NO_JSON]
+    for each in found:
+        pointer = "/".join(["#", *map(str, each["loc"][1:])])[:_MAX_CHARS]
+        details.append(f"{pointer}: {str(each['msg']).removeprefix('Value error, ')[:_MAX_CHARS]}")
     param = str([*found[0]["loc"], ""][1])[:_MAX_CHARS]
-    problem = Problem(422, detail, code="empty" if is_empty else "invalid_request", param=param)
-    problem.errors = [
-        {
-            "pointer": "/".join(["#", *map(str, each["loc"][1:])])[:_MAX_CHARS],
-            "detail": str(each["msg"]).removeprefix("Value error, ")[:_MAX_CHARS],
-        }
-        for each in found
-    ]
-    return problem
+    code = "empty" if is_empty else "invalid_request"
+    return Problem(422, "; ".join(details), code=code, param=param)
 
 
-class JSONResponse(Response):
-    """A response written by orjson."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        """Return the bytes of the body."""
-        try:
-            return orjson.dumps(content, option=_OPTIONS)
-        except TypeError:
-            # Metadata may have lone surrogates, integers over 64 bits and deep nesting.
-            plain = json.loads(json.dumps(content, default=list), parse_constant=lambda _: None)
-            return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
-
-
-def respond(request: Request, content: Any, *, truncated: int = 0) -> JSONResponse:
-    """Return a response, with the version of the index and the number of texts cut off.
+def respond(request: Request, content: Any, *, truncated: int = 0) -> Response:
+    """Return a response in JSON, with the version of the index and the number of texts cut off.
 
     Raises:
         Problem: It is too large, or too many bytes are in memory.
     """
     service = request.state.service
-    headers = {"x-index-version": service.engine.version}
+    headers = {"x-index-version": service.version}
     if truncated:
         headers["x-truncated-texts"] = str(truncated)
-    response = JSONResponse(content, headers=headers)
+    try:
+        body = orjson.dumps(content, option=_OPTIONS)
+    except TypeError:
+        # Metadata may have lone surrogates, integers over 64 bits and deep nesting.
+        plain = json.loads(json.dumps(content, default=list), parse_constant=lambda _: None)
+        body = json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
     most = service.limits.max_response_bytes
-    if len(response.body) > most:
+    if len(body) > most:
         raise Problem(413, f"the response has more than {most:,} bytes; request less")
-    request.scope["take_bytes"](len(response.body))
-    return response
+    request.scope["take_bytes"](len(body))
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def at_most(count: int, most: int, what: str, param: str) -> None:

@@ -27,10 +27,6 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _as_document(value: Any) -> Any:
-    return {"text": value} if isinstance(value, str) else value
-
-
 def _check_filter(where: dict[str, Any]) -> dict[str, Any]:
     """Check a filter with the store's parser and pass on its message."""
     try:
@@ -141,10 +137,7 @@ class RerankDocument(BaseModel):
     text: Text
 
 
-Document = Annotated[
-    RerankDocument, BeforeValidator(_as_document, json_schema_input_type=Text | RerankDocument)
-]
-Documents = Annotated[list[Document], Field(fail_fast=True, min_length=1)]
+Documents = Annotated[list[Text | RerankDocument], Field(fail_fast=True, min_length=1)]
 
 
 class RerankRequest(_Strict):

@@ -1,22 +1,30 @@
-"""``/search`` and reranking."""
+"""``/search``, embeddings, reranking, and the names of the models."""
 
 from __future__ import annotations
 
+import base64
 import math
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rag_demo.retriever import SearchResult
-from rag_demo.service import engine
+from rag_demo.service import models
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, check_model, respond
-from rag_demo.service.schemas import RerankRequest, SearchRequest
+from rag_demo.service.schemas import (
+    EmbeddingsRequest,
+    EmbedRequest,
+    RerankRequest,
+    SearchRequest,
+)
 from rag_demo.service.service import Running, Service
+from rag_demo.vectors import Vectors, normalized
 
 router = APIRouter()
 _RERANKED = 5  # times as many results are reranked as are wanted
@@ -29,9 +37,9 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
     queries = [body.query] if body.query is not None else body.queries or []
     at_most(len(queries), limits.max_queries, "queries", "queries")
     at_most(body.top_k, limits.max_top_k, "results of a query", "top_k")
-    results = len(queries) * min(body.top_k, max(service.engine.documents, 1))
+    results = len(queries) * min(body.top_k, max(service.documents, 1))
     at_most(results, limits.max_results, "results", "top_k")
-    tokens = engine.estimate(queries)
+    tokens = models.estimate(queries)
     at_most(max(tokens), limits.max_query_tokens, "tokens in a query", "queries")
     mode: str = body.mode or ("hybrid" if body.min_score is None else "dense")
     most = limits.max_texts if body.rerank else 0
@@ -40,11 +48,11 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
     vectors: list[Any] = [None] * len(queries)
     if mode != "bm25":
         vectors, _, truncated = await service.run_counted(
-            request, "model", partial(engine.embed, "query"), queries, deadline
+            request, "model", partial(models.embed, "query"), queries, deadline
         )
     options: Any = {"top_k": wanted, "min_score": body.min_score, "where": body.where, "mode": mode}
     inputs = list(zip(queries, vectors, strict=True))
-    job = Job(partial(service.engine.search, options), inputs, tokens)
+    job = Job(partial(service.search, options), inputs, tokens)
     found: list[list[SearchResult]] = await service.lanes["index"].run(request, job, deadline)
     if body.rerank:
         for row, (query, its) in enumerate(zip(queries, found, strict=True)):
@@ -81,7 +89,7 @@ async def _ranked(
         return [], 0, 0
     at_most(len(texts), service.limits.max_texts, "texts", "texts")
     logits, tokens, truncated = await service.run_counted(
-        request, "reranker", partial(engine.rerank, query), texts, **options
+        request, "reranker", partial(models.rerank, query), texts, **options
     )
     # tanh is exact where exp would overflow.
     scores = logits if raw else [(1 + math.tanh(logit / 2)) / 2 for logit in logits]
@@ -98,7 +106,8 @@ async def rerank(request: Request, service: Running, body: RerankRequest) -> Res
     name = Path(model_id).name  # Without folders of the server.
     if model_id and body.documents:
         check_model(body.model, name, model_id)
-    texts = body.texts or [each.text for each in body.documents or ()]
+    given = body.texts or body.documents or []
+    texts = [each if isinstance(each, str) else each.text for each in given]
     truncate = body.truncate is not False
     order, tokens, truncated = await _ranked(
         request, service, body.query, texts, body.raw_scores, truncate=truncate
@@ -121,3 +130,81 @@ async def rerank(request: Request, service: Running, body: RerankRequest) -> Res
         "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
     }
     return respond(request, content, truncated=truncated)
+
+
+async def _embed(
+    request: Request,
+    service: Service,
+    texts: list[str],
+    prompt: str | None,
+    body: EmbedRequest | EmbeddingsRequest,
+) -> tuple[Vectors, int, int]:
+    """Embed texts.
+
+    Returns:
+        The vectors, shape (n, d), float32, the number of tokens, and how many texts were cut off.
+    """
+    at_most(len(texts), service.limits.max_texts, "texts", "input")
+    kind = "query" if prompt in ("query", "search_query") else "document"
+    rows, tokens, truncated = await service.run_counted(
+        request, "model", partial(models.embed, kind), texts, truncate=body.truncate is not False
+    )
+    vectors, wanted = np.asarray(rows, "<f4"), body.dimensions
+    if wanted is not None:
+        if wanted > vectors.shape[1]:
+            detail = f"dimensions must be at most {vectors.shape[1]}, got {wanted}"
+            raise Problem(422, detail, param="dimensions")
+        vectors = normalized(vectors[:, :wanted], len(vectors))
+    return vectors, tokens, truncated
+
+
+@router.post("/", include_in_schema=False)
+@router.post("/embed")
+async def embed(request: Request, service: Running, body: EmbedRequest) -> Response:
+    """Embed texts as text-embeddings-inference does; ``prompt_name`` "query" embeds queries."""
+    vectors, _, cut = await _embed(request, service, body.inputs, body.prompt_name, body)
+    return respond(request, vectors, truncated=cut)
+
+
+@router.post("/v1/embeddings")
+async def embeddings(request: Request, service: Running, body: EmbeddingsRequest) -> Response:
+    """Embed texts as OpenAI does; ``input_type`` "query" embeds them as queries."""
+    name = service.model_name
+    check_model(body.model, name, service.model_id)
+    prompt = body.input_type or body.prompt_name
+    vectors, tokens, cut = await _embed(request, service, body.input, prompt, body)
+    rows: list[Any] = list(vectors)
+    if body.encoding_format == "base64":
+        rows = [base64.b64encode(row.tobytes()).decode("ascii") for row in vectors]
+    content = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)
+        ],
+        "model": name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    return respond(request, content, truncated=cut)
+
+
+def _names(service: Service) -> list[str]:
+    *lanes, _index = service.lanes.values()
+    return [each.hosted.host.name for each in lanes]
+
+
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}
+
+
+@router.get("/v1/models")
+async def list_models(service: Running) -> dict[str, Any]:
+    """List the embedding model and the reranker."""
+    return {"object": "list", "data": list(map(_card, _names(service)))}
+
+
+@router.get("/v1/models/{model:any}")
+async def describe_model(service: Running, model: str) -> dict[str, Any]:
+    """Describe a model."""
+    names = _names(service)
+    check_model(model, *names, service.model_id)
+    return _card(model if model in names else names[0])

@@ -1,4 +1,4 @@
-"""The server: uvicorn, which loses no request when it stops and waits for no hung call."""
+"""create_app and run_server: the application, and uvicorn, which loses no request when it stops."""
 
 from __future__ import annotations
 
@@ -9,18 +9,78 @@ import os
 import select
 import socket
 import time
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
 from rag_demo.errors import RagDemoError
-from rag_demo.service.app import create_app
-from rag_demo.service.engine import LoadModel
+from rag_demo.service import documents, probes, search
+from rag_demo.service.guard import Guard
+from rag_demo.service.models import LoadModel
+from rag_demo.service.responses import BEARER, respond_to_error
+from rag_demo.service.service import Service
 from rag_demo.service.settings import Limits, Settings
+from torch_utils import SafePyTorchCleanup
+from torch_utils.fastapi import lifespan
+from torch_utils.prometheus import register
 
 log = logging.getLogger("rag_demo.service")
 _NEW_CONNECTION_S = 3.0  # for the first request of a connection at shutdown
+_CLOSING_S = 10.0
+_ERRORS: dict[str, Any] = {"application/problem+json": {}, "application/json": {}}
+
+
+def create_app(
+    settings: Settings,
+    *,
+    limits: Limits = Limits(),  # noqa: B008  (it cannot be changed)
+    load_model: LoadModel | None = None,
+) -> FastAPI:
+    """Create the application. Its lifespan opens the index and closes everything at the end.
+
+    The models are loaded in the background; ``/readyz`` tells when they are.
+
+    Args:
+        settings: The service's settings.
+        limits: The service's limits.
+        load_model: Loads the embedding model. By default the service loads the model that
+            the settings or the index name. See `torch_utils.ModelHost`.
+
+    Returns:
+        An application with the `Service` as ``state.service`` while it runs.
+    """
+
+    @lifespan(deadline_s=_CLOSING_S)
+    async def serving(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
+        register()
+        app.state.service = service = Service(settings, limits, load_model)
+        for lane in service.lanes.values():
+            scope.manage(lane.hosted.host)
+        scope.callback(service.close)  # Before the hosts.
+        yield {"service": service}
+
+    app = FastAPI(
+        title="rag-demo",
+        version="2",
+        lifespan=cast(Any, serving),  # Its type does not say that it always yields a mapping.
+        docs_url=None,  # FastAPI's pages load scripts from a CDN.
+        redoc_url=None,
+        redirect_slashes=False,  # A redirect would go to the host that the client names.
+        responses={"default": {"description": "An error.", "content": _ERRORS}},
+        exception_handlers=dict.fromkeys((HTTPException, RequestValidationError), respond_to_error),
+    )
+    app.state.service = None
+    modules = (probes, search, documents)
+    for module in modules:
+        # The guard checks tokens, before it reads a body; this describes them.
+        app.include_router(module.router, dependencies=[Security(BEARER)] * (module is not probes))
+    routes = [route for module in modules for route in module.router.routes]
+    app.add_middleware(Guard, settings=settings, limits=limits, routes=routes)
+    return app
 
 
 def bind(settings: Settings, limits: Limits = Limits()) -> socket.socket:  # noqa: B008
@@ -63,7 +123,7 @@ def run_server(
         settings: The service's settings.
         listener: The listening socket. It is closed at the end.
         limits: The service's limits.
-        load_model: See `rag_demo.service.app.create_app`.
+        load_model: See `create_app`.
 
     Returns:
         The number of the signal if the program ignores it.
@@ -119,17 +179,17 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the index and listen; the models are loaded afterwards."""
         await super().startup(sockets)
-        self._app.state.service.on_failure = self._stop
         for listener in sockets or ():
             log.info("serving at %s port %d, process %d", *listener.getsockname()[:2], os.getpid())
 
-    def _stop(self) -> None:
-        self.should_exit = True
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to stop; uvicorn asks ten times a second."""
+        return await super().on_tick(counter) or self._app.state.service.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer the accepted requests, then close everything."""
         log.info("stopping after %d more requests", len(self.server_state.tasks))
-        self._app.state.service.begin_to_stop()
+        self._app.state.service.draining = True
         ends = time.monotonic() + _NEW_CONNECTION_S
         # What has arrived but is not accepted is reset when the listener closes. asyncio takes
         # three turns of the loop to accept a connection.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import os
 from collections.abc import Iterable
@@ -39,7 +38,7 @@ _LISTS = ("index", "token", "token_file", "admin_token", "admin_token_file")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that operators need not change. Programs may, see `rag_demo.service.app.create_app`.
+    """Limits that operators need not change; programs may, by `create_app`.
 
     Attributes:
         body_timeout_s: Time to send a body; for a stream, the time between two parts.
@@ -97,7 +96,7 @@ class Settings(BaseSettings):
     isolation: Literal["thread", "process"] = _option(
         "thread", "Run each model in this process, or in its own."
     )
-    batch_tokens: Count = _option(16_384, "Tokens that are computed together.")
+    batch_tokens: Count = _option(32_768, "Tokens that are computed together.")
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: Port = _option(8000, "Port to listen on; 0 for a free port.")
@@ -206,10 +205,4 @@ def cpu_quota() -> int:
 
 def is_loopback(host: str | None) -> bool:
     """Return whether an address or a host name is always the local machine."""
-    name = (host or "").strip("[]").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return (host or "").strip("[]").lower() in ("localhost", "127.0.0.1", "::1")

@@ -17,8 +17,7 @@ async function fetchJSON(path, options = {}, limit = ANSWER_MS) {
   if (response.status === 401) byId("token-form").hidden = false;
   const body = await response.json().catch(() => null);  // A proxy sends HTML.
   if (!response.ok || body === null) {
-    const errors = (body?.errors || []).map((each) => each.detail).join("; ");
-    throw new Error(errors || body?.detail || `the service did not answer (status ${response.status})`);
+    throw new Error(body?.detail || `the service did not answer (status ${response.status})`);
   }
   return body;
 }

@@ -141,7 +141,7 @@ def test_other_clients_get_their_error_format(index: Path) -> None:
     assert invalid.status_code == 422 and set(invalid.json()) == {"error", "error_type"}
     assert failed.status_code == 424 and failed.json()["error_type"] == "Backend"
     assert info.json()["model_id"] == "given"
-    assert info.json()["max_batch_tokens"] == 16_384
+    assert info.json()["max_batch_tokens"] == 32_768
     assert isinstance(null.json()["data"][0]["embedding"], list)
 
 

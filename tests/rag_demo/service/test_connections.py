@@ -71,14 +71,13 @@ def test_incomplete_bodies_are_refused(served: Service, parts: list[bytes], stat
 @pytest.mark.slow
 def test_host_that_is_not_a_host_reads_no_file(served: Service) -> None:
     """With starlette before 1.0.1 the Host header changed the path of the page's files."""
-    for host in (b"x/../../../../../etc/passwd?", b"x//etc/passwd?", b"x/../..?.localhost"):
+    for host in (b"x/../../../../../etc/passwd?", b"x//etc/passwd?", b"x/../..?localhost"):
         for path in (b"/page.css", b"/", b"/search", b"/admin/reload"):
             request = b"GET " + path + b" HTTP/1.1\r\nhost: " + host + b"\r\n\r\n"
             answer = conversation(
                 served, request.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
             )
-            refused = b" 421 " in answer.split(b"\r\n")[0]
-            assert refused or host.endswith(b".localhost"), answer
+            assert b" 421 " in answer.split(b"\r\n")[0], answer
             assert b"root:" not in answer
 
 

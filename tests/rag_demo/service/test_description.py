@@ -22,9 +22,6 @@ expected-statuses = [400, 401, 403, 404, 405, 406, 408, 413, 415, 422, 429]
 include-name = "POST /v1/embeddings"
 checks.positive_data_acceptance.expected-statuses = [200, 400, 413, 429]
 [[operations]]
-include-name = "POST /documents/bulk"
-enabled = false  # schemathesis cannot make lines of JSON.
-[[operations]]
 # It describes filters in words.
 include-name = ["POST /search", "POST /documents/delete"]
 checks.positive_data_acceptance.expected-statuses = [200, 413, 422, 429]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,28 +89,6 @@ def test_delete_by_filter_and_by_ids(folder: Path) -> None:
     )
     assert (by_filter.json()["deleted"], by_ids.json()["deleted"]) == (2, 1)
     assert ids_in(folder) == {"1"}
-
-
-def test_bulk_adds_lines_while_they_arrive(folder: Path) -> None:
-    """Lines after a wrong one are not read; what was added before stays."""
-    lines = [json.dumps({"id": f"n{n}", "text": f"text {n}"}).encode() + b"\n" for n in range(600)]
-    body = b"".join(lines)
-    whole, wrong = ask(
-        folder,
-        ("POST", "/documents/bulk", {"content": body.rstrip()}),
-        ("POST", "/documents/bulk", {"content": b"".join(lines[:300]) + b'{"id": 1}\n'}),
-        writable=True,
-        max_body_bytes=1_000,  # For lines, not for the stream.
-    )
-    (refused,) = ask(folder, ("POST", "/documents/bulk", {"content": b"wrong"}), writable=True)
-    assert refused.status_code == 422
-    progress = [json.loads(line) for line in whole.text.splitlines()]
-    assert [each["added"] for each in progress] == [256, 512, 600, 600]
-    assert progress[-1]["finished"] and progress[-1]["documents"] == len(TEXTS) + 600
-    *_, error = map(json.loads, wrong.text.splitlines())
-    assert error["status"] == 422 and error["error"].startswith("line 301, #/id")
-    assert error["added"] == 256
-    assert len(ids_in(folder)) == len(TEXTS) + 600
 
 
 def test_searches_are_answered_during_a_large_change(folder: Path) -> None:
@@ -273,19 +249,17 @@ def test_ids_may_have_any_characters(folder: Path) -> None:
 
 
 def test_index_chooses_ids_of_new_documents(folder: Path) -> None:
-    mixed, added, bulk, replaced = ask(
+    mixed, added, replaced = ask(
         folder,
         put({"text": "without"}, {"id": "with", "text": "an id"}),
         put({"text": "first"}, {"text": "second", "metadata": {"year": 1}}),
-        ("POST", "/documents/bulk", {"content": b'{"text": "third"}\n{"text": "fourth"}\n'}),
         put({"id": "0", "text": "instead"}),
         writable=True,
     )
     assert mixed.status_code == 422
-    first, *_ = map(json.loads, bulk.text.splitlines())
-    chosen = [*added.json()["ids"], *first["ids"]]
-    assert len(set(chosen)) == 4 and not set(chosen) & {"0", "1", "2", "3"}
-    assert replaced.json()["documents"] == len(TEXTS) + 4
+    chosen = added.json()["ids"]
+    assert len(set(chosen)) == 2 and not set(chosen) & {"0", "1", "2", "3"}
+    assert replaced.json()["documents"] == len(TEXTS) + 2
     assert ids_in(folder) == {"0", "1", "2", "3", *chosen}
 
 
@@ -329,24 +303,6 @@ def test_several_folders_are_searched_and_changed_as_one(folder: Path, tmp_path:
     assert (ids_in(folder), ids_in(places[1])) == ({"1", "2", "3"}, {"new"})
 
 
-def test_time_to_embed_a_part_of_a_stream_does_not_count_for_the_client(folder: Path) -> None:
-    class Slow(Embedder):
-        def embed_documents(self, texts: Any) -> Any:
-            time.sleep(0.3)
-            return super().embed_documents(texts)
-
-    async def body() -> AsyncIterator[bytes]:
-        for number in range(96):
-            yield b'{"id": "%d", "text": "one word"}\n' % number
-
-    async def main() -> Any:
-        async with serving(folder, load=Slow, writable=True, body_timeout_s=0.25) as client:
-            return await client.post("/documents/bulk", content=body())
-
-    *_, last = map(json.loads, asyncio.run(main()).text.splitlines())
-    assert (last.get("error"), last["added"]) == (None, 96)
-
-
 def test_long_text_without_spaces_is_embedded_to_its_end(folder: Path) -> None:
     text = "".join(chr(0x4E00 + number % 500) for number in range(850))
 
@@ -376,17 +332,12 @@ def test_bad_vector_of_the_model_is_an_error_everywhere(folder: Path, bad: float
             vectors[["bad" in text for text in texts]] = bad
             return vectors
 
-    lines = "".join(
-        f'{{"id": "{n}", "text": "{"bad" if n == 300 else "fine"}"}}\n' for n in range(400)
-    )
-    embedded, put_one, bulk = ask(
+    embedded, put_one = ask(
         folder,
         ("POST", "/v1/embeddings", {"json": {"input": ["bad"]}}),
         put({"id": "new", "text": "bad"}),
-        ("POST", "/documents/bulk", {"content": lines.encode()}),
         load=Bad,
         writable=True,
     )
     assert (embedded.status_code, put_one.status_code) == (503, 503)
-    first, last = map(json.loads, bulk.text.splitlines())
-    assert (first["added"], last["status"], last["added"]) == (256, 503, 256)
+    assert "new" not in ids_in(folder)

@@ -96,10 +96,10 @@ def test_exit_does_not_wait_for_a_call_that_hangs_with_its_request(index: Path) 
 
 @pytest.mark.slow
 def test_sigterm_during_a_hung_load_ends_within_the_grace(tmp_path: Path) -> None:
-    """A request that waits for the load is refused; probes answer at once."""
+    """A request that waits for the load is refused in the end; probes answer at once."""
     index = make_index(tmp_path / "index")
     (tmp_path / "HANGING").touch()
-    with service(index) as served:
+    with service(index, "grace=2") as served:
         assert served.ask("/livez")[0] == 200
         assert served.ask("/readyz")[0] == 503
         answers: list[tuple[int, str]] = []

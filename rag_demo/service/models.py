@@ -1,0 +1,154 @@
+"""The models of a service: loading them, and computing the inputs of jobs with them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rag_demo.encoding.embedder import as_embedder
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import ModelMismatchError
+from rag_demo.reranker import Reranker
+from rag_demo.vectors import normalized
+from torch_utils import ModelHost
+
+LoadModel = Callable[[], Any]
+_BYTES_PER_TOKEN, _SPECIAL_TOKENS = 3, 2
+
+
+def load_model(
+    name: str | None, device: str | None, dtype: str | None, trust_remote_code: bool
+) -> Any:
+    """Load the embedding model. The host calls this in the process of the model."""
+    from rag_demo.embedding_model import EmbeddingModel
+
+    model = EmbeddingModel(name, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    return _used(model, lambda: model.embed_queries(["warm up"]))
+
+
+class LogitReranker(Reranker):
+    """A `Reranker` that gives logits, whatever activation its model has, and counts tokens."""
+
+    def score_and_count(self, query: str, texts: Sequence[str]) -> tuple[list[float], list[int]]:
+        """Return the logit and the number of tokens of each pair, before it is cut off."""
+        import torch
+
+        with self._in_use:
+            self.ensure_open()
+            encoder = self._model()
+            encoder.activation_fn = torch.nn.Identity()
+            pairs = encoder.tokenizer([query] * len(texts), list(texts), truncation=False)
+            self.max_tokens = int(encoder.max_seq_length or encoder.tokenizer.model_max_length)
+            return self.score(query, texts).tolist(), list(map(len, pairs["input_ids"]))
+
+
+def load_reranker(name: str, device: str | None, trust_remote_code: bool) -> Any:
+    """Load the reranker. The host calls this in the process of the model."""
+    reranker = LogitReranker(name, device=device, trust_remote_code=trust_remote_code)
+    return _used(reranker, lambda: reranker.score_and_count("warm", ["up"]))
+
+
+def _used(model: Any, use: Callable[[], object]) -> Any:
+    """Use a model once, so that it is loaded; close it after an error."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model)
+        use()
+        stack.pop_all()
+    return model
+
+
+class Hosted:
+    """A model or the index in its host, for any number of threads.
+
+    Args:
+        host: The host.
+        identity: The model that made the index; the loaded model must be the same. None for others.
+
+    Attributes:
+        error: Why the last load failed; None if it succeeded.
+        has_loaded: Whether a load has succeeded.
+        max_tokens: How many tokens of a text the model reads; None if that is unknown.
+        dimension: Length of the model's vectors; 0 without them.
+        batch_tokens: How many tokens the model computes together; 0 if that is unknown.
+    """
+
+    def __init__(self, host: ModelHost[Any], identity: ModelIdentity | None = None) -> None:
+        self.host, self._identity = host, identity
+        self.error: BaseException | None = None
+        self.has_loaded = False
+        self.max_tokens: int | None = None
+        self.dimension = self.batch_tokens = 0
+        self._checked = 0  # the number of the load that was checked
+        self._began: dict[object, float] = {}  # when each load or call began
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load is under way."""
+        return self.host.state == "loading"
+
+    @property
+    def busy_s(self) -> float:
+        """How long the oldest load or call has been running; 0 without one."""
+        now = time.monotonic()
+        return max((now - began for began in self._began.copy().values()), default=0.0)
+
+    async def call(self, function: Callable[[Any], Any]) -> Any:
+        """Call a function of the model in a new thread; load the model if it is not loaded.
+
+        Raises:
+            Exception: The load has failed, another model has been loaded, or the function failed.
+        """
+        key, has_begun = object(), False
+
+        def checked(model: Any) -> Any:
+            nonlocal has_begun
+            if key in self._began:
+                self._began[key] = time.monotonic()
+            if self._checked != (loads := self.host.status().loads):
+                self._check(model)
+            self._checked, self.error, self.has_loaded, has_begun = loads, None, True, True
+            return function(model)
+
+        self._began[key] = time.monotonic()
+        try:
+            return await self.host.call(checked)
+        except Exception as error:
+            if not has_begun:
+                self.error = error
+            raise
+        finally:
+            del self._began[key]
+
+    def _check(self, model: Any) -> None:
+        """Compare identities: the model's files may have changed since the last load."""
+        if self._identity is not None:
+            identity = as_embedder(model).identity
+            if not self._identity.is_same(identity):
+                made_with = f"the index was made with {self._identity}"
+                raise ModelMismatchError(f"{made_with}, not {identity}")
+        self.max_tokens = getattr(model, "max_tokens", None)
+        self.dimension = int(getattr(model, "dimension", 0))
+        self.batch_tokens = int(getattr(model, "batch_tokens", 0))
+
+
+def estimate(texts: Sequence[str], most: int | None = None) -> list[int]:
+    """Return about how many tokens texts have: one for three bytes, and at most ``most``."""
+    sizes = (len(text.encode("utf-8", "replace")) for text in texts)
+    counts = (_SPECIAL_TOKENS + size // _BYTES_PER_TOKEN for size in sizes)
+    return list(counts) if most is None else [min(count, most) for count in counts]
+
+
+def embed(kind: str, model: Any, texts: Sequence[str]) -> list[tuple[Any, int]]:
+    """Return the vector and the number of tokens of each text; 0 if the model cannot count."""
+    embed_texts = as_embedder(model).embed_queries if kind == "query" else model.embed_documents
+    vectors = normalized(embed_texts(list(texts)), len(texts))
+    count = getattr(model, "count_tokens", None)
+    counts = (count and count(list(texts), kind)) or [0] * len(texts)
+    return list(zip(vectors, counts, strict=True))
+
+
+def rerank(query: str, reranker: Any, texts: Sequence[str]) -> list[tuple[float, int]]:
+    """Return the logit and the number of tokens of each text with the query."""
+    return list(zip(*reranker.score_and_count(query, texts), strict=True))
