@@ -81,7 +81,11 @@ class Guard:
                 added = [*_HEADERS, (b"x-request-id", request_id.encode())]
                 added += [(b"connection", b"close")] * service.draining
                 message = {**message, "headers": [*message["headers"], *added]}
-            await _send(send, message)
+            body = memoryview(message.get("body", b""))
+            while len(body) > _PIECE:  # As fast as the client reads.
+                piece, body = bytes(body[:_PIECE]), body[_PIECE:]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({**message, "body": bytes(body)} if body else message)
 
         async def refuse(problem: Problem) -> None:
             if status == _CLIENT_GONE:  # Otherwise a response has begun.
@@ -193,12 +197,3 @@ def _is_foreign(headers: Headers) -> bool:
         or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
         or (origin is not None and origin.partition(b"://")[2] != host)
     )
-
-
-async def _send(send: Send, message: Message) -> None:
-    """Send a part of a response in pieces, as fast as the client reads."""
-    body = memoryview(message.get("body", b""))
-    while len(body) > _PIECE:
-        piece, body = bytes(body[:_PIECE]), body[_PIECE:]
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({**message, "body": bytes(body)} if body else message)

@@ -28,6 +28,7 @@ from torch_utils import ModelInUseError
 
 _BULK_TOKENS = 1024  # of a job; a larger one is bulk
 _SMALL_TURN_S, _BULK_TURN_S = 0.25, 0.05  # of a batch, by the measured rate
+_WHOLE_S = 0.1  # A batch of the model that takes longer is computed in parts.
 _FIRST_TOKENS = 256  # in a batch before anything is measured
 _BATCH_INPUTS = 512  # A slow model is noticed within one batch, whatever was measured before.
 _SAFETY = 0.8  # A measured rate may be too high.
@@ -249,12 +250,16 @@ class Lane:
             await self._wake.wait()
 
     def _budget(self, chosen: Queue, turn_s: float) -> float:
-        """Return the tokens of the next batch: those of a turn, but at least a batch of the model.
+        """Return the tokens of the next batch: those of a turn, or a whole batch of the model.
 
-        Less would not keep the device busy.
+        Less than a whole batch may not keep the device busy, but a query may have to wait for it.
         """
-        tokens = _FIRST_TOKENS if chosen.rate is None else chosen.rate * turn_s
-        return min(self._settings.batch_tokens, max(tokens, self.hosted.batch_tokens))
+        rate, tokens = chosen.rate or self._small.rate, float(self.hosted.batch_tokens)
+        if rate is None:
+            tokens = tokens or _FIRST_TOKENS
+        elif tokens < rate * turn_s or tokens > rate * _WHOLE_S:
+            tokens = rate * turn_s
+        return min(self._settings.batch_tokens, tokens)
 
     async def _compute(self, chosen: Queue, items: list[Item]) -> None:
         started = time.perf_counter()
@@ -283,7 +288,8 @@ class Lane:
             job.results.append(outcome)
             if len(job.results) == len(job.inputs):
                 job.answer.set_result(job.results)
-        if self.hosted.error is not None:  # The index is damaged: open it again.
+        if self.hosted.error is not None and self.hosted.host.state == "loaded":
+            # The index is damaged; the next call opens it again.
             with contextlib.suppress(ModelInUseError):
                 await asyncio.to_thread(self.hosted.host.unload)
 

@@ -81,7 +81,7 @@ class Hosted:
         self.max_tokens: int | None = None
         self.dimension = self.batch_tokens = 0
         self._checked = 0  # the number of the load that was checked
-        self._began: dict[object, float] = {}  # when each load or call began
+        self._began: list[list[float]] = []  # when each load or call that runs began
 
     @property
     def is_loading(self) -> bool:
@@ -92,7 +92,7 @@ class Hosted:
     def busy_s(self) -> float:
         """How long the oldest load or call has been running; 0 without one."""
         now = time.monotonic()
-        return max((now - began for began in self._began.copy().values()), default=0.0)
+        return max((now - began for (began,) in self._began.copy()), default=0.0)
 
     async def call(self, function: Callable[[Any], Any]) -> Any:
         """Call a function of the model in a new thread; load the model if it is not loaded.
@@ -100,18 +100,17 @@ class Hosted:
         Raises:
             Exception: The load has failed, another model has been loaded, or the function failed.
         """
-        key, has_begun = object(), False
+        began, has_begun = [time.monotonic()], False
 
         def checked(model: Any) -> Any:
             nonlocal has_begun
-            if key in self._began:
-                self._began[key] = time.monotonic()
+            began[0] = time.monotonic()  # The load is over.
             if self._checked != (loads := self.host.status().loads):
                 self._check(model)
             self._checked, self.error, self.has_loaded, has_begun = loads, None, True, True
             return function(model)
 
-        self._began[key] = time.monotonic()
+        self._began.append(began)
         try:
             return await self.host.call(checked)
         except Exception as error:
@@ -119,7 +118,7 @@ class Hosted:
                 self.error = error
             raise
         finally:
-            del self._began[key]
+            self._began.remove(began)
 
     def _check(self, model: Any) -> None:
         """Compare identities: the model's files may have changed since the last load."""

@@ -77,17 +77,13 @@ def load_hanging_model() -> Embedder:
 
 
 class GpuLike(Embedder):
-    """Embeds as many tokens together as a GPU does, but slowly, and cannot count tokens."""
+    """Embeds as many tokens together as a GPU does, and cannot count tokens."""
 
     batch_tokens = 32_768
     max_tokens = 256
 
     def count_tokens(self, texts: Any, kind: str = "document") -> None:
         return None
-
-    def embed_documents(self, texts: Any) -> Any:
-        time.sleep(0.001 * len(texts))
-        return super().embed_documents(texts)
 
 
 def load_model_of_a_gpu() -> Embedder:
