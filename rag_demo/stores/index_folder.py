@@ -315,7 +315,8 @@ def temporary_documents(path: Path | None = None, saved: Manifest | None = None)
         return connection
 
     errors = partial(index_errors, path or Path("a temporary file"))
-    return DocumentTable(connect, translate_errors=errors)
+    end = 0 if saved is None else saved.next_number
+    return DocumentTable(connect, translate_errors=errors, saved=end)
 
 
 def alive_of(owners: Rows, count: int) -> Mask:
