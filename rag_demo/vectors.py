@@ -113,7 +113,7 @@ class GrowableRows:
     @property
     def rows(self) -> Any:
         """A view of the rows."""
-        return self.buffer[: self._count]
+        return self._shared[0][: self._count]
 
     def append(self, rows: Sequence[Any] | Any) -> GrowableRows:
         """Return a snapshot with these rows at the end, in amortised linear time."""

@@ -1,4 +1,4 @@
-"""Documents. Their metadata are plain JSON, checked and copied when they go in and come out."""
+"""Documents. Their metadata are plain JSON, checked and copied when they go in."""
 
 from __future__ import annotations
 
@@ -98,13 +98,3 @@ def plain_scalar(value: Any) -> Any:
     if isinstance(value, (np.bool_, np.number)):
         return value.item()
     raise TypeError(f"{type(value).__name__} {short_repr(value)} is not a JSON value")
-
-
-def copied(value: Any) -> Any:
-    """Copy checked metadata. Only lists and dictionaries need a copy."""
-    kind = type(value)
-    if kind is dict:
-        return {key: copied(item) for key, item in value.items()} if value else {}
-    if kind is list:
-        return [copied(item) for item in value]
-    return value

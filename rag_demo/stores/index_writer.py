@@ -11,10 +11,12 @@ import os
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,6 +61,20 @@ MOST_BEHIND = 1 << 13
 log = logging.getLogger("rag_demo")
 
 
+class Known(NamedTuple):
+    """What a program remembers of a state that it has loaded or saved.
+
+    Attributes:
+        origin: The same object for all states that share their numbers of documents.
+        owners: The owner of each row.
+        next_number: The number of the next document.
+    """
+
+    origin: object
+    owners: Rows
+    next_number: int
+
+
 class IndexWriter:
     """The only writer of an index. Use it with ``with``; without `commit`, changes are lost.
 
@@ -67,6 +83,7 @@ class IndexWriter:
     Args:
         folder: The folder of the index. It is created if it is missing.
         start_over: Whether the first commit may replace a damaged index.
+        known: What the caller knows of committed states, by the ``commit`` of their manifests.
 
     Attributes:
         manifest: What is going to be committed; None in a folder without an index.
@@ -79,10 +96,17 @@ class IndexWriter:
             is writing into it; or the index is damaged.
     """
 
-    def __init__(self, folder: Path, *, start_over: bool = False) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        start_over: bool = False,
+        known: Mapping[str, Known] = MappingProxyType({}),
+    ) -> None:
+        self.folder, self._known = folder, known
         self.manifest: Manifest | None = None
         self.owners: Rows = np.empty(0, np.int64)
+        self._alive: Mask | None = None  # until it is needed
         self._starts: list[int] = []  # of the pieces
         self._committed: Manifest | None = None
         self.next_commit = os.urandom(8).hex()
@@ -126,8 +150,9 @@ class IndexWriter:
 
         def read(database: sqlite3.Connection, manifest: Manifest) -> None:
             self._open(manifest.file_number)
-            self.owners, _, _, starts, _ = read_pieces(database, manifest)
-            self._starts = starts[:-1].tolist()
+            known = self._known.get(manifest.commit)
+            self._set_owners(known.owners if known else read_pieces(database, manifest)[0])
+            self._starts = [row for (row,) in database.execute("SELECT row FROM pieces")]
             self.manifest = self._committed = manifest
 
         with contextlib.suppress(MissingIndexError):
@@ -158,7 +183,12 @@ class IndexWriter:
     @property
     def alive(self) -> Mask:
         """Whether the document of each number exists."""
-        return alive_of(self.owners, self._manifest.next_number)
+        if self._alive is None:
+            self._alive = alive_of(self.owners, self._manifest.next_number)
+        return self._alive
+
+    def _set_owners(self, owners: Rows) -> None:
+        self.owners, self._alive = owners, None
 
     def clear(self, model: ModelIdentity, language: str = "") -> None:
         """Remove everything, and begin new files; the old ones are removed after `commit`."""
@@ -167,7 +197,8 @@ class IndexWriter:
         with writing_errors(self.folder):
             number = 1 + max(databases_of(path.name for path in self.folder.iterdir()), default=0)
             self._open(number, identity)
-        self.owners, self._starts = np.empty(0, np.int64), []
+        self._set_owners(np.empty(0, np.int64))
+        self._starts = []
         language = language or before.language
         self.manifest = Manifest(model, file_number=number, identity=identity, language=language)
 
@@ -201,11 +232,11 @@ class IndexWriter:
         present = len(self.owners)
         with writing_errors(self.folder):
             self.documents.insert(documents)
-            self._set_owners(owners[:present])
+            self._change_owners(owners[:present])
             for start in range(present, len(owners), PIECE):
                 rows = np.arange(start, min(start + PIECE, len(owners)))
                 self._append_piece(owners[rows], passages[rows - present], take(rows))
-        self.owners = owners
+        self._set_owners(owners)
         self.manifest = replace(self._manifest, next_number=next_number)
 
     def _append_piece(self, owners: Rows, passages: Passages, vectors: Vectors) -> None:
@@ -225,15 +256,16 @@ class IndexWriter:
         self._starts.append(manifest.rows)
         self.manifest = replace(manifest, rows=manifest.rows + len(vectors), dimension=dimension)
 
-    def _set_owners(self, owners: Rows) -> None:
-        changed = np.searchsorted(self._starts, np.flatnonzero(owners != self.owners), "right") - 1
+    def _change_owners(self, owners: Rows) -> None:
+        rows = np.flatnonzero(owners != self.owners)
+        changed = np.searchsorted(self._starts, rows, "right") - 1
         ends = [*self._starts[1:], len(owners)]
         with self.documents.use() as connection:
-            for piece in np.unique(changed).tolist():
+            for piece in dict.fromkeys(changed.tolist()):
                 start = self._starts[piece]
                 some = owners[start : ends[piece]].tobytes()
                 connection.execute("UPDATE pieces SET owners = ? WHERE row = ?", (some, start))
-        self.owners = owners
+        self._set_owners(owners)
 
     def upsert(self, batch: EmbeddedBatch) -> None:
         """Add documents; see `rag_demo.stores.store.Store.upsert`."""
@@ -252,7 +284,7 @@ class IndexWriter:
     def delete(self, ids: Sequence[str]) -> int:
         """Remove documents, and return how many; their data stay in the files for some time."""
         gone = dict.fromkeys(self.documents.find(ids, self.alive).values(), GONE)
-        self._set_owners(renumbered(self.owners, gone, self._manifest.next_number))
+        self._change_owners(renumbered(self.owners, gone, self._manifest.next_number))
         return len(gone)
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from rag_demo.documents.document import Document, copied
+from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
 from rag_demo.errors import IndexChangedError, RagDemoError
 from rag_demo.exact_search.scores import Pairs
@@ -26,7 +26,7 @@ from rag_demo.stores.index_folder import (
     temporary_documents,
     wastes_space,
 )
-from rag_demo.stores.index_writer import IndexWriter
+from rag_demo.stores.index_writer import IndexWriter, Known
 from rag_demo.stores.ranking import (
     FUSED_FROM,
     Order,
@@ -39,7 +39,7 @@ from rag_demo.stores.ranking import (
 from rag_demo.stores.store import EmbeddedBatch, batches_of, owners_of_older, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, check_dimension, renumbered
-from torch_utils import ResourceClosedError
+from torch_utils import ResourceClosedError, clear_exception_frames
 
 
 class VectorRows(Protocol):
@@ -99,7 +99,7 @@ class Snapshot:
         vectors: One row for each whole document and for each of its passages.
         words: The full-text index. It learns of new documents when it is searched.
         documents: The documents, by number.
-        owners: The number of each row's document: int64.
+        owners: The number of each row's document, or `GONE`: int64.
         spans: Start and stop of each row's passage; 0 and 0 for the whole: shape (rows, 2).
         alive: Whether the document of each number exists: bool.
         count: How many documents exist.
@@ -142,11 +142,6 @@ class Snapshot:
         )
 
     @property
-    def key(self) -> tuple[object, int, int]:
-        """What a store keeps of a saved snapshot, which holds no vectors in memory."""
-        return self.origin, len(self.owners), self.next_number
-
-    @property
     def next_number(self) -> int:
         """The number of the next document."""
         return len(self.alive)
@@ -161,18 +156,14 @@ class Snapshot:
         first = self.next_number
         older = self.find([document.id for document in batch.documents])
         changes = owners_of_older(batch, older, self.documents.get, first)
-        here = self._without(list(changes))
-        if here.vectors.dimension and len(batch.vectors):
-            check_dimension(batch.vectors, here.vectors.dimension)
+        if self.vectors.dimension and len(batch.vectors):
+            check_dimension(batch.vectors, self.vectors.dimension)
+        here = self._renumbered(changes)
         here.documents.replace_from(first, batch.documents)
-        new_owners = {number: new for number, new in changes.items() if new != GONE}
-        owners = here.owners
-        if new_owners:
-            owners = GrowableRows(renumbered(owners.rows, new_owners, first))
         return replace(
             here,
             vectors=here.vectors.extended(batch.vectors) if len(batch.vectors) else here.vectors,
-            owners=owners.append(batch.owners + first),
+            owners=here.owners.append(batch.owners + first),
             spans=here.spans.append(batch.spans),
             alive=here.alive.append(np.ones(len(batch.documents), bool)),
             count=here.count + len(batch.documents),
@@ -181,20 +172,25 @@ class Snapshot:
 
     def without(self, ids: Sequence[str]) -> Snapshot:
         """Remove documents; unknown ids are ignored."""
-        return self._without(list(self.find(ids).values()))._tidied()
+        return self._renumbered(dict.fromkeys(self.find(ids).values(), GONE))._tidied()
 
-    def _without(self, numbers: Sequence[int]) -> Snapshot:
-        if not numbers:
+    def _renumbered(self, changes: Mapping[int, int]) -> Snapshot:
+        """Remove documents; their vectors get the given owners."""
+        if not changes:
             return self
         alive = self.alive.rows.copy()
-        alive[numbers] = False
-        return replace(self, alive=GrowableRows(alive), count=self.count - len(numbers))
+        alive[list(changes)] = False
+        owners = renumbered(self.owners.rows, changes, self.next_number)
+        count = self.count - len(changes)
+        return replace(self, owners=GrowableRows(owners), alive=GrowableRows(alive), count=count)
 
     def _tidied(self) -> Snapshot:
         """Copy the documents that exist, with new numbers, if most of the rows are of others."""
         if not self.count:
             return self.emptied()
-        if self.vectors.stays_in_file or not wastes_space(~self.live_rows, ~self.alive.rows):
+        if self.vectors.stays_in_file or not wastes_space(
+            self.owners.rows == GONE, ~self.alive.rows
+        ):
             return self
         new = self.emptied()
         for batch in self.batches():
@@ -203,18 +199,8 @@ class Snapshot:
 
     def batches(self) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors."""
-        parts = self.documents, self.live_owners, self.spans.rows, self.alive.rows
+        parts = self.documents, self.owners.rows, self.spans.rows, self.alive.rows
         return batches_of(*parts, self.vectors.take, self.identity)
-
-    @property
-    def live_rows(self) -> Mask:
-        """Whether each row belongs to a document that exists: shape (rows,)."""
-        return self.rows_of(self.alive.rows)
-
-    @property
-    def live_owners(self) -> Rows:
-        """The number of each row's document, or `GONE`: shape (rows,)."""
-        return np.where(self.live_rows, self.owners.rows, GONE)
 
     def rows_of(self, allowed: Mask) -> Mask:
         """Turn a mask of documents into a mask of rows."""
@@ -343,8 +329,7 @@ def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[l
             query, text = queries[query_of[place]], documents[place].text
             passages[place] = best_span(query, text, known, snapshot.words.language)
     ids, texts, metadata, _ = zip(*documents, strict=True)
-    copies = map(copied, metadata)
-    fields = zip(places.tolist(), best.scores.tolist(), ids, texts, copies, passages, strict=True)
+    fields = zip(places.tolist(), best.scores.tolist(), ids, texts, metadata, passages, strict=True)
     results = list(itertools.starmap(SearchResult, fields))
     return [results[part] for part in best.each()]
 
@@ -382,9 +367,8 @@ class LocalStore:
         self._has_searched = threading.Condition()
         self._is_closed = False
         self._snapshot = Snapshot(vectors, TextIndex(language))
-        # For each folder the commits that this store knows, with the origin, the rows and the
-        # numbers of their snapshots.
-        self._saved: dict[Path, dict[str, tuple[object, int, int]]] = {}
+        # For each folder the commits that this store knows.
+        self._saved: dict[Path, dict[str, Known]] = {}
 
     @property
     def identity(self) -> ModelIdentity | None:
@@ -478,7 +462,11 @@ class LocalStore:
     ) -> list[list[SearchResult]]:
         """See `Store`."""
         with self._search() as snapshot:
-            return search(snapshot, texts, vectors, where, top_k, mode, weights)
+            try:
+                return search(snapshot, texts, vectors, where, top_k, mode, weights)
+            except BaseException as error:  # A kept exception must not keep views of vectors.
+                clear_exception_frames(error)
+                raise
 
     def batches(self) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors, as they are at the first batch."""
@@ -516,10 +504,13 @@ class LocalStore:
 
     def save(self, folder: Path, identity: ModelIdentity, *, overwrite: bool = False) -> None:
         """See `rag_demo.retriever.LocalRetriever.save`."""
-        with self._changing, IndexWriter(folder, start_over=overwrite) as writer:
+        place = folder.resolve()
+        with (
+            self._changing,
+            IndexWriter(folder, start_over=overwrite, known=self._saved.get(place, {})) as writer,
+        ):
             self._ensure_open()
-            place, committed = folder.resolve(), writer.manifest
-            known = self._saved.get(place, {})
+            committed, known = writer.manifest, self._saved.get(place, {})
             before = None if committed is None else known.get(committed.commit)
             if committed is not None and before is None and not overwrite and (
                 known or committed.source is not None or not committed.model.is_same(identity)
@@ -530,22 +521,25 @@ class LocalStore:
                     "changes, or replace it with overwrite=True"
                 )
             snapshot = self._snapshot
-            if before == snapshot.key and np.array_equal(writer.owners, snapshot.live_owners):
-                return  # Nothing has changed, so other writers keep their state.
-            if before is not None and before[0] is snapshot.origin:
-                _, row, number = before
+            now = Known(snapshot.origin, snapshot.owners.rows, snapshot.next_number)
+            if before is not None and before.origin is snapshot.origin:
+                if before.next_number == now.next_number and np.array_equal(
+                    before.owners, now.owners
+                ):
+                    return  # Nothing has changed, so other writers keep their state.
+                row, number = len(before.owners), before.next_number
             else:
                 row = number = 0
                 writer.clear(identity, snapshot.words.language)
             writer.append(
                 snapshot.documents.stream(snapshot.alive.rows, number),
-                snapshot.live_owners,
+                now.owners,
                 snapshot.spans.rows[row:],
                 snapshot.vectors.take,
                 snapshot.next_number,
             )
             # After an interrupt it is unknown which of the two states the folder has.
-            self._saved[place] = {writer.next_commit: snapshot.key}
+            self._saved[place] = {writer.next_commit: now}
             if committed is not None and before is not None:
                 self._saved[place][committed.commit] = before
             writer.commit(words=None if number else snapshot.words.folder())
@@ -567,7 +561,8 @@ class LocalStore:
             saved.close()
             raise
         with self._change():
-            self._saved[folder.resolve()] = {manifest.commit: snapshot.key}
+            known = Known(snapshot.origin, saved.owners, snapshot.next_number)
+            self._saved[folder.resolve()] = {manifest.commit: known}
             self._snapshot = snapshot
             return snapshot.count
 

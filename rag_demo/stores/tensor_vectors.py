@@ -29,7 +29,6 @@ from rag_demo.exact_search.streaming import StreamedVectors
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.stores.ranking import Order
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
-from torch_utils import clear_exception_frames
 
 _FEW_ALLOWED, _FEW_OF = 1 << 12, 16  # rows, or one row in 16: these are gathered
 _COPIED_FROM = 1 << 11  # rows; fewer are searched in float32 as fast
@@ -95,12 +94,12 @@ class TensorVectors:
     def __len__(self) -> int:
         return self._host_start + (0 if self.host is None else len(self.host))
 
-    @property
+    @cached_property
     def _in_host(self) -> bool:
         """Whether the float32 vectors in host memory are searched."""
         return self.device == "cpu" and self.dtype == "float32"
 
-    @property
+    @cached_property
     def _host_start(self) -> int:
         """The number of the first row in ``host``."""
         return 0 if self.saved is None else self.saved.manifest.rows
@@ -172,15 +171,6 @@ class TensorVectors:
         self, queries: Vectors, top_k: int, allowed: Mask | None, order_of: Order
     ) -> Pairs:
         """See `VectorRows`."""
-        try:
-            return self._candidates(queries, top_k, allowed, order_of)
-        except BaseException as error:  # A kept exception must not keep views.
-            clear_exception_frames(error)
-            raise
-
-    def _candidates(
-        self, queries: Vectors, top_k: int, allowed: Mask | None, order_of: Order
-    ) -> Pairs:
         if self.saved is not None:
             self.saved.check_length()
         object.__setattr__(self, "equal", self._equal_rows())  # Any search may store them.
