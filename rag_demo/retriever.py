@@ -298,7 +298,7 @@ class Retriever(Resource):
             check_shape(vectors, len(queries))
         if where is not None and not callable(where):
             parse_filter(where)  # A mistake is an error in an empty retriever too.
-        if not len(self) or not queries:
+        if not self.store.count or not queries:
             return [[] for _ in queries]
         if mode == "bm25":
             vectors = None

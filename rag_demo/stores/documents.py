@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -56,21 +54,11 @@ class DocumentTable(Database):
     can read it. A mask says which numbers count. The schema ``saved`` may have the documents with
     the first numbers; views in the schema ``temp`` join both.
 
-    Args:
-        connect: Opens the connection.
-        translate_errors: See `Database`.
+    Attributes:
         saved: The documents with smaller numbers are those of the schema ``saved``.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[], sqlite3.Connection],
-        *,
-        translate_errors: Callable[[], AbstractContextManager[object]] = nullcontext,
-        saved: int = 0,
-    ) -> None:
-        super().__init__(connect, translate_errors=translate_errors)
-        self.saved = saved
+    saved = 0
 
     def insert(self, documents: Iterable[tuple[int, Document]]) -> None:
         """Store documents under their numbers."""

@@ -315,15 +315,16 @@ def temporary_documents(path: Path | None = None, saved: Manifest | None = None)
         return connection
 
     errors = partial(index_errors, path or Path("a temporary file"))
-    end = 0 if saved is None else saved.next_number
-    return DocumentTable(connect, translate_errors=errors, saved=end)
+    documents = DocumentTable(connect, translate_errors=errors)
+    documents.saved = 0 if saved is None else saved.next_number
+    return documents
 
 
 def alive_of(owners: Rows, count: int) -> Mask:
     """Return whether the document of each number exists, which has vectors: shape (count,)."""
-    alive = np.zeros(count, bool)
-    alive[owners[owners != GONE]] = True
-    return alive
+    alive = np.zeros(count + 1, bool)
+    alive[owners] = True  # `GONE` is -1: the last place.
+    return alive[:-1]
 
 
 def wastes_space(*gone: Mask) -> bool:

@@ -269,9 +269,8 @@ class IndexWriter:
 
     def upsert(self, batch: EmbeddedBatch) -> None:
         """Add documents; see `rag_demo.stores.store.Store.upsert`."""
-        older = self.documents.find([each.id for each in batch.documents], self.alive)
+        changes = owners_of_older(batch, self.documents, self.alive)
         first = self._manifest.next_number
-        changes = owners_of_older(batch, older, self.documents.get, first)
         present = len(self.owners)
         self.append(
             enumerate(batch.documents, first),

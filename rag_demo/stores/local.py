@@ -22,6 +22,7 @@ from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import (
     GONE,
     Manifest,
+    Passages,
     SavedIndex,
     temporary_documents,
     wastes_space,
@@ -38,7 +39,7 @@ from rag_demo.stores.ranking import (
 )
 from rag_demo.stores.store import EmbeddedBatch, batches_of, owners_of_older, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
-from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, check_dimension, renumbered
+from rag_demo.vectors import Mask, Rows, Vectors, check_dimension, renumbered
 from torch_utils import ResourceClosedError, clear_exception_frames
 
 
@@ -112,9 +113,9 @@ class Snapshot:
     vectors: VectorRows
     words: TextIndex
     documents: DocumentTable = field(default_factory=temporary_documents)
-    owners: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, np.int64)))
-    spans: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty((0, 2), np.int32)))
-    alive: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, bool)))
+    owners: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+    spans: Passages = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    alive: Mask = field(default_factory=lambda: np.empty(0, bool))
     count: int = 0
     identity: ModelIdentity | None = None
     saved: SavedIndex | None = None
@@ -133,9 +134,9 @@ class Snapshot:
             vectors.with_saved_rows(saved),
             TextIndex(manifest.language, saved.words, saved.words_index),
             saved.documents,
-            GrowableRows(saved.owners),
-            GrowableRows(saved.passages),
-            GrowableRows(saved.alive),
+            saved.owners,
+            saved.passages,
+            saved.alive,
             manifest.count,
             manifest.model if manifest.rows else None,
             saved,
@@ -154,8 +155,7 @@ class Snapshot:
         """
         refuse_other_vectors(self.identity if self.count else None, batch.identity)
         first = self.next_number
-        older = self.find([document.id for document in batch.documents])
-        changes = owners_of_older(batch, older, self.documents.get, first)
+        changes = owners_of_older(batch, self.documents, self.alive)
         if self.vectors.dimension and len(batch.vectors):
             check_dimension(batch.vectors, self.vectors.dimension)
         here = self._renumbered(changes)
@@ -163,9 +163,9 @@ class Snapshot:
         return replace(
             here,
             vectors=here.vectors.extended(batch.vectors) if len(batch.vectors) else here.vectors,
-            owners=here.owners.append(batch.owners + first),
-            spans=here.spans.append(batch.spans),
-            alive=here.alive.append(np.ones(len(batch.documents), bool)),
+            owners=np.concatenate([here.owners, batch.owners + first]),
+            spans=np.concatenate([here.spans, batch.spans]),
+            alive=np.concatenate([here.alive, np.ones(len(batch.documents), bool)]),
             count=here.count + len(batch.documents),
             identity=here.identity or batch.identity,
         )._tidied()
@@ -178,19 +178,17 @@ class Snapshot:
         """Remove documents; their vectors get the given owners."""
         if not changes:
             return self
-        alive = self.alive.rows.copy()
+        alive = self.alive.copy()
         alive[list(changes)] = False
-        owners = renumbered(self.owners.rows, changes, self.next_number)
+        owners = renumbered(self.owners, changes, self.next_number)
         count = self.count - len(changes)
-        return replace(self, owners=GrowableRows(owners), alive=GrowableRows(alive), count=count)
+        return replace(self, owners=owners, alive=alive, count=count)
 
     def _tidied(self) -> Snapshot:
         """Copy the documents that exist, with new numbers, if most of the rows are of others."""
         if not self.count:
             return self.emptied()
-        if self.vectors.stays_in_file or not wastes_space(
-            self.owners.rows == GONE, ~self.alive.rows
-        ):
+        if self.vectors.stays_in_file or not wastes_space(self.owners == GONE, ~self.alive):
             return self
         new = self.emptied()
         for batch in self.batches():
@@ -199,17 +197,17 @@ class Snapshot:
 
     def batches(self) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors."""
-        parts = self.documents, self.owners.rows, self.spans.rows, self.alive.rows
+        parts = self.documents, self.owners, self.spans, self.alive
         return batches_of(*parts, self.vectors.take, self.identity)
 
     def rows_of(self, allowed: Mask) -> Mask:
         """Turn a mask of documents into a mask of rows."""
-        owners = self.owners.rows
+        owners = self.owners
         return np.asarray(np.append(allowed, False)[owners], bool)  # GONE is -1.
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the numbers of the existing documents with these ids."""
-        return self.documents.find(ids, self.alive.rows) if self.count else {}
+        return self.documents.find(ids, self.alive) if self.count else {}
 
     def order_of(self, numbers: Rows) -> Rows:
         """Return numbers that order documents by id."""
@@ -218,7 +216,7 @@ class Snapshot:
             place_of = {name: place for place, name in enumerate(sorted(set(ids)))}
             return np.asarray([place_of[name] for name in ids], np.int64)
         if not self.order:
-            alive = np.flatnonzero(self.alive.rows)
+            alive = np.flatnonzero(self.alive)
             ids = self.documents.ids(alive)
             places = np.empty(self.next_number, np.int64)
             places[alive[sorted(range(len(ids)), key=ids.__getitem__)]] = np.arange(len(ids))
@@ -229,9 +227,8 @@ class Snapshot:
     def matching(self, where: Where | None) -> Mask | None:
         """Tell which document numbers exist and match a filter; None if all do."""
         if where is not None:
-            return self.documents.matching(where, self.alive.rows)
-        alive: Mask = self.alive.rows
-        return None if self.count == len(alive) else alive
+            return self.documents.matching(where, self.alive)
+        return None if self.count == len(self.alive) else self.alive
 
     def close(self) -> None:
         """Close all files and databases. Nothing may be using these."""
@@ -269,7 +266,7 @@ def search(
 
 def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int) -> Ranked:
     """Find the ``wanted`` best documents for each query by their vectors."""
-    vectors, owners = snapshot.vectors, snapshot.owners.rows
+    vectors, owners = snapshot.vectors, snapshot.owners
     rows = None if allowed is None else snapshot.rows_of(allowed)
     check_dimension(queries, vectors.dimension)
     available = len(vectors) if rows is None else int(np.count_nonzero(rows))
@@ -291,8 +288,8 @@ def _by_words(
     snapshot: Snapshot, queries: Sequence[str], allowed: Mask | None, top_k: int
 ) -> Ranked:
     """Find the best documents for each query by full text."""
-    snapshot.words.catch_up(snapshot.documents, snapshot.alive.rows)
-    counts = snapshot.alive.rows if allowed is None else allowed
+    snapshot.words.catch_up(snapshot.documents, snapshot.alive)
+    counts = snapshot.alive if allowed is None else allowed
     found = (snapshot.words.search(query, counts, top_k) for query in queries)
     return Ranked.join([best_scores(*each, top_k, snapshot.order_of) for each in found])
 
@@ -318,7 +315,7 @@ def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[l
     if not documents:
         return [[] for _ in queries]
     places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], best.widths)
-    spans = snapshot.spans.rows[best.rows].tolist()
+    spans = snapshot.spans[best.rows].tolist()
     passages = [(a, b) if b and row >= 0 else None
                 for (a, b), row in zip(spans, best.rows.tolist(), strict=True)]  # fmt: skip
     only_words = np.flatnonzero(best.rows < 0)
@@ -336,7 +333,7 @@ def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[l
 
 def _spans_of(snapshot: Snapshot, numbers: Rows) -> dict[int, list[tuple[int, int]]]:
     """Return the passages of documents that have any."""
-    owners, spans = snapshot.owners.rows, snapshot.spans.rows
+    owners, spans = snapshot.owners, snapshot.spans
     rows = np.flatnonzero(np.isin(owners, numbers) & (spans[:, 1] > 0))
     spans_of: dict[int, list[tuple[int, int]]] = {}
     for owner, (start, stop) in zip(owners[rows].tolist(), spans[rows].tolist(), strict=True):
@@ -396,7 +393,7 @@ class LocalStore:
             if snapshot.next_number - snapshot.words.end >= _WORDS_BEHIND:
                 # Else the first search by words would do it all.
                 with contextlib.suppress(RagDemoError):  # A search tries again and raises it.
-                    snapshot.words.catch_up(snapshot.documents, snapshot.alive.rows)
+                    snapshot.words.catch_up(snapshot.documents, snapshot.alive)
             return [document.id for document in batch.documents]
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -410,19 +407,19 @@ class LocalStore:
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
         with self._search() as snapshot:
-            return snapshot.documents.known(ids, snapshot.alive.rows)
+            return snapshot.documents.known(ids, snapshot.alive)
 
     def ids(self) -> Iterator[str]:
         """See `Store`."""
         with self._search() as snapshot:
-            return iter(snapshot.documents.ids(np.flatnonzero(snapshot.alive.rows)))
+            return iter(snapshot.documents.ids(np.flatnonzero(snapshot.alive)))
 
     def matching(
         self, where: Where | None, after: str | None = None, limit: int | None = None
     ) -> list[str]:
         """See `Store`."""
         with self._search() as snapshot:
-            allowed = snapshot.documents.matching(where, snapshot.alive.rows)
+            allowed = snapshot.documents.matching(where, snapshot.alive)
             return snapshot.documents.page(allowed, after, limit)
 
     def kinds(self) -> dict[str, set[int]]:
@@ -521,7 +518,7 @@ class LocalStore:
                     "changes, or replace it with overwrite=True"
                 )
             snapshot = self._snapshot
-            now = Known(snapshot.origin, snapshot.owners.rows, snapshot.next_number)
+            now = Known(snapshot.origin, snapshot.owners, snapshot.next_number)
             if before is not None and before.origin is snapshot.origin:
                 if before.next_number == now.next_number and np.array_equal(
                     before.owners, now.owners
@@ -532,9 +529,9 @@ class LocalStore:
                 row = number = 0
                 writer.clear(identity, snapshot.words.language)
             writer.append(
-                snapshot.documents.stream(snapshot.alive.rows, number),
+                snapshot.documents.stream(snapshot.alive, number),
                 now.owners,
-                snapshot.spans.rows[row:],
+                snapshot.spans[row:],
                 snapshot.vectors.take,
                 snapshot.next_number,
             )

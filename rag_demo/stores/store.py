@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -112,19 +112,13 @@ class EmbeddedBatch:
         )
 
 
-def owners_of_older(
-    batch: EmbeddedBatch,
-    older: Mapping[str, int],
-    get: Callable[[Sequence[int]], list[Document]],
-    first: int,
-) -> dict[int, int]:
+def owners_of_older(batch: EmbeddedBatch, documents: Any, alive: Mask) -> dict[int, int]:
     """Find what becomes of the older documents with the ids of a batch.
 
     Args:
-        batch: Documents that are going to be stored.
-        older: The numbers of the older documents, by id.
-        get: Returns documents by number.
-        first: The number of the first document of the batch.
+        batch: Documents that are going to be stored, with numbers from ``len(alive)`` on.
+        documents: The older documents: a `rag_demo.stores.documents.DocumentTable`.
+        alive: Whether the document of each number exists.
 
     Returns:
         For each number the one of the document that takes over its vectors; -1 if the vectors are
@@ -133,9 +127,10 @@ def owners_of_older(
     Raises:
         ValueError: A document without vectors has no older one with its id and text.
     """
+    older = documents.find([each.id for each in batch.documents], alive)
     bare = np.flatnonzero(~batch.has_vectors).tolist()
     names = [batch.documents[place].id for place in bare if batch.documents[place].id in older]
-    texts = {each.id: each.text for each in get([older[name] for name in names])}
+    texts = {each.id: each.text for each in documents.get([older[name] for name in names])}
     for place in bare:
         name, text, *_ = batch.documents[place]
         if texts.get(name) != text:
@@ -143,7 +138,7 @@ def owners_of_older(
                 f"the document {short_repr(name)} has no vectors, and the store has no document "
                 "with this id and text; embed it"
             )
-    takes_over = {batch.documents[place].id: first + place for place in bare}
+    takes_over = {batch.documents[place].id: len(alive) + place for place in bare}
     return {number: takes_over.get(name, -1) for name, number in older.items()}
 
 

@@ -99,6 +99,27 @@ def test_second_reader_does_not_drop_the_locks_of_the_first(tmp_path: Path) -> N
         assert info(folder)["texts"] == 100
 
 
+def test_filters_find_nothing_that_others_saved_after_the_load(folder: Path) -> None:
+    """Both new documents have the same number."""
+    with OnCpu(Hashed()) as first, OnCpu(Hashed()) as second:
+        first.load(folder)
+        second.load(folder)
+        second.add(["golf"], [{"n": 1000}], ["by the second"])
+        second.save(folder)
+        first.add(["echo"], [{"n": 2000}], ["by the first"])
+        assert first.count({"n": 1000}) == first.count({"$id": "by the second"}) == 0
+        assert [each.id for each in first.documents({"n": {"$gte": 99}})] == ["99", "by the first"]
+
+
+def test_results_share_no_metadata() -> None:
+    with OnCpu(Hashed()) as retriever:
+        retriever.add(["golf"], [{"tags": ["a"]}])
+        (first,), (second,) = retriever.search_batch(["golf", "golf"])
+        tags: list[str] = first.metadata["tags"]
+        tags.append("b")
+        assert second.metadata == retriever.search("golf")[0].metadata == {"tags": ["a"]}
+
+
 class Blocked:
     """A filter that waits in the middle of a search, until it is told to go on."""
 
