@@ -71,8 +71,8 @@ def encode(setting: Setting) -> Iterator[dict[str, Any]]:
         texts = texts_of(words, 32 if setting.rehearse else 8192)
         expected = None
         for dtype in ("float16", "float32") if not setting.rehearse else ("bfloat16", "float32"):
-            for way, batch, work, close in _ways(setting, folder, dtype):
-                row = {"dtype": dtype, "way": way, "batch": batch, "texts": len(texts)}
+            for way, work, close in _ways(setting, folder, dtype):
+                row = {"dtype": dtype, **way, "texts": len(texts)}
                 if setting.seconds_left() < 6:
                     yield row | {"left_out": "no time"}
                 else:
@@ -91,18 +91,17 @@ def encode(setting: Setting) -> Iterator[dict[str, Any]]:
 
 def _ways(
     setting: Setting, folder: Path, dtype: str
-) -> Iterator[tuple[str, int, Callable[[list[str]], Any], Callable[[], Any]]]:
-    """Yield ways to encode: a name, a batch size, a function, and one that frees the model."""
+) -> Iterator[tuple[dict[str, Any], Callable[[list[str]], Any], Callable[[], Any]]]:
+    """Yield ways to encode: a name with a batch size, a function, and one that frees the model."""
     from sentence_transformers import SentenceTransformer
 
     ours = EmbeddingModel(folder, device=setting.device, dtype=dtype)
-    yield "rag_demo", ours.batch_size, ours.embed_documents, ours.close
+    yield {"way": "rag_demo", "tokens": ours.batch_tokens}, ours.embed_documents, ours.close
     theirs = SentenceTransformer(str(folder), device=setting.device)
     theirs.to(getattr(torch, dtype))
     for batch in BATCHES:
         yield (
-            "sentence-transformers",
-            batch,
+            {"way": "sentence-transformers", "batch": batch},
             lambda texts, batch=batch: theirs.encode(  # type: ignore[misc]  # a default
                 texts, batch_size=batch, normalize_embeddings=True, show_progress_bar=False
             ),
