@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -42,6 +42,10 @@ FEW_QUERIES = 8
 _MASKED = -4.0  # below every score, and finite
 _SLACK = 1e-6  # Lengths are 1 within 2**-22, and bounds are computed in float32.
 _UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # the unit roundoff of each dtype
+# From torch 2.8 on, products of narrower vectors can be float32.
+_HAS_WIDE_PRODUCTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
+# The products of rows and a vector, in one thread; numpy has it from 2.0 on.
+_dot: Callable[[Any, Any], Any] = getattr(np, "vecdot", partial(np.einsum, "ij,j->i"))
 _MORE = 8  # times as many candidates, where fewer prove nothing
 _FEWEST_ROWS = 1 << 11  # that are multiplied at once, if there is room for few scores
 _WIDENED = 1 << 13  # rows that are turned into float32 at once
@@ -104,9 +108,9 @@ class Profile:
         products: Tells how to multiply vectors of a dtype on a device.
         scores: How many scores are computed at once.
         pairs: How many candidates there are at once, of all queries together.
-        is_interleaved: Whether the rows of a block are spread over the chunk. A CPU finds the
-            largest of each block fastest if they are.
-        is_pruned: Whether to look how many blocks can matter, for which a GPU would have to wait.
+        is_cpu: Whether the rows of a block are spread over the chunk, because a CPU finds the
+            largest of each block fastest then, and whether to look how many blocks can matter,
+            for which a GPU would have to wait.
         exact_on_device: Whether candidates are scored there in float64.
         is_pinned: Whether rows from a file pass through pinned memory.
     """
@@ -114,8 +118,7 @@ class Profile:
     products: Callable[[Any, Any], Products]
     scores: int
     pairs: int
-    is_interleaved: bool = False
-    is_pruned: bool = False
+    is_cpu: bool = False
     exact_on_device: bool = False
     is_pinned: bool = False
 
@@ -249,12 +252,12 @@ def _largest(scores: Any, count: int, least: Any, profile: Profile) -> tuple[Any
     if block == 1 or blocks <= count:
         return _topk(scores.float(), count)
     whole = blocks * block
-    if profile.is_interleaved:
+    if profile.is_cpu:
         parts = scores[:, :whole].view(-1, block, blocks)
     else:
         parts = scores[:, :whole].view(-1, blocks, block).transpose(1, 2)
     maxima, most = parts.amax(1).float(), count
-    if least is not None and profile.is_pruned:
+    if least is not None and profile.is_cpu:
         most = max(1, min(count, int((maxima > least).sum(1).max())))
     _, chosen = _topk(maxima, most)
     query = torch.arange(len(scores), device=scores.device)[:, None]
@@ -274,41 +277,31 @@ def _topk(scores: Any, count: int) -> tuple[Any, Any]:
 def _products_on_cpu(dtype: Any, device: Any) -> Products:
     if dtype == torch.bfloat16 and has_fast_bfloat16():
         return Products(lambda q, v: torch.mm(q, v.T), dtype, relative=_UNITS[dtype] * 1.01)
-    if dtype == torch.float32:
-        return Products(_multiply_on_cpu, absolute=_allowed_error(device))
-    return Products(  # It is slow in narrower dtypes.
-        lambda q, v: torch.cat(
-            [_multiply_on_cpu(q, some.float()) for some in v.split(_WIDENED)], 1
-        ),
-        absolute=_allowed_error(device),
-    )
+    return Products(_multiply_on_cpu, absolute=_allowed_error(device))
 
 
 def _multiply_on_cpu(queries: Any, vectors: Any) -> Any:
-    """Multiply float32 vectors, in the way that is fastest for so many queries."""
+    """Multiply in float32, in the way that is fastest for so many queries."""
+    if vectors.dtype != torch.float32:  # Products of narrower dtypes are slow.
+        parts = (part.float() for part in vectors.split(_WIDENED))
+        return torch.cat([_multiply_on_cpu(queries, part) for part in parts], 1)
     if len(queries) > FEW_QUERIES:
         return torch.from_numpy(queries.numpy() @ vectors.numpy().T)
     if len(queries) == 1 and (len(vectors) <= FEW_ROWS or torch.get_num_threads() == 1):
         # Threads would save nothing, and on a busy machine they take ten times as long.
-        return torch.from_numpy(np.einsum("ij,j->i", vectors.numpy(), queries[0].numpy()))[None]
-    several = queries if len(queries) > 1 else queries.expand(2, -1)  # One takes twice as long.
+        return torch.from_numpy(_dot(vectors.numpy(), queries[0].numpy()))[None]
+    several = queries if len(queries) > 1 else queries.repeat(2, 1)  # One takes twice as long.
     return torch.mm(vectors, several.T).T[: len(queries)].contiguous()
 
 
 def _products_on_gpu(dtype: Any, device: Any) -> Products:
     if dtype == torch.float32:
         return Products(lambda q, v: torch.mm(q, v.T), absolute=_allowed_error(device))
-    if device.type == "cuda" and _has_wide_products():
+    if device.type == "cuda" and _HAS_WIDE_PRODUCTS:
         return Products(lambda q, v: torch.mm(q, v.T, out_dtype=torch.float32), dtype)
     # The library may add up to 16 partial sums in the narrow dtype.
     unit = _UNITS[dtype]
     return Products(lambda q, v: torch.mm(q, v.T), dtype, relative=unit * 1.01, absolute=16 * unit)
-
-
-@cache
-def _has_wide_products() -> bool:
-    """Tell whether torch (from 2.8 on) returns float32 products of narrower vectors."""
-    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
 @cache
@@ -330,7 +323,7 @@ def _allowed_error(device: Any) -> float:
     return 0.0 if is_exact and not torch.backends.cuda.matmul.allow_tf32 else 2.0**-7 + 2.0**-16
 
 
-CPU = Profile(_products_on_cpu, scores=1 << 23, pairs=1 << 18, is_interleaved=True, is_pruned=True)
+CPU = Profile(_products_on_cpu, scores=1 << 23, pairs=1 << 18, is_cpu=True)
 GPU = Profile(_products_on_gpu, scores=1 << 28, pairs=1 << 16, exact_on_device=True, is_pinned=True)
 
 
@@ -338,8 +331,5 @@ def profile_of(device: str) -> Profile:
     """Return the profile of a device."""
     kind = torch.device(device).type
     # mps has no float64, and pins nothing.
-    return (
-        CPU
-        if kind == "cpu"
-        else replace(GPU, exact_on_device=kind == "cuda", is_pinned=kind == "cuda")
-    )
+    is_cuda = kind == "cuda"
+    return CPU if kind == "cpu" else replace(GPU, exact_on_device=is_cuda, is_pinned=is_cuda)
