@@ -35,8 +35,7 @@ class UnsupportedModelError(Exception):
 
 
 _LONG_CHARS = 20_000
-# oneDNN compiles and keeps code for each number of rows, so rows are padded to these multiples.
-_FEW_ROWS, _MANY_ROWS = 16, 64
+_EVEN_ROWS = 16  # oneDNN compiles and keeps code for each number of rows: these multiples only.
 _FREED_BYTES = 31 << 20
 _CHEAPER = 6  # Padding costs less than tokens, because only attention covers it.
 _WORDS, _PLACES, _TYPES = (
@@ -71,8 +70,7 @@ class BertEncoder(nn.Module):
             if config.get(key) not in values:
                 raise UnsupportedModelError(f"its {key} is {config.get(key)!r}")
         self._pooling = _pooling(_json(folder / modules[1]["path"] / "config.json"))
-        own_prompts = _prompts(_json(folder / "config_sentence_transformers.json", {}))
-        self._prompts = {**own_prompts, **prompts}
+        self._prompts = {**_own_prompts(folder), **prompts}
         self._heads = int(config["num_attention_heads"])
         self._layers = int(config["num_hidden_layers"])
         self._norm_eps = float(config.get("layer_norm_eps", 1e-12))
@@ -104,14 +102,13 @@ class BertEncoder(nn.Module):
         ]
 
     def _prompted(self, texts: Sequence[str], kind: Kind) -> list[str]:
-        return [self._cleaned(self._prompts[kind] + text) for text in texts]
-
-    def _cleaned(self, text: str) -> str:
-        if len(text) <= _LONG_CHARS:
-            return text
-        # As much as so many tokens can cover; a word has at least one.
-        most = self.max_tokens
-        return " ".join(text.split(None, most)[:most])[: most * CHARS_PER_TOKEN]
+        most, prompted = self.max_tokens, [self._prompts[kind] + text for text in texts]
+        return [  # Of long texts, as much as so many tokens can cover; a word has at least one.
+            text
+            if len(text) <= _LONG_CHARS
+            else " ".join(text.split(None, most)[:most])[: most * CHARS_PER_TOKEN]
+            for text in prompted
+        ]
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> list[tuple[int, Any]]:
         """Return the number of tokens of each text, cut off at the limit, and their ids."""
@@ -124,33 +121,25 @@ class BertEncoder(nn.Module):
 
     def launch(self, inputs: Sequence[Any], kind: Kind) -> Tensor:
         """Embed the ids of tokens."""
+        words, is_pinned = self.get_buffer(_WORDS), self.limits.pinned
         ids = np.full((len(inputs), len(inputs[0])), -1)
         for row, each in zip(ids, inputs, strict=True):
             row[: len(each)] = each
-        is_token = ids.ravel() >= 0
-        places, tokens = np.flatnonzero(is_token), None
-        if spare := self._spare_rows(len(places)):
-            places = np.pad(places, (0, spare))  # The first token is computed several times.
-        if len(places) != ids.size or not is_token.all():
-            tokens = self._on_device(is_token.cumsum() - 1)
+        places = np.flatnonzero(ids >= 0)
+        if words.is_cpu and words.dtype != torch.float32:  # MKL, for float32, keeps no code.
+            # The first token is computed several times.
+            places = np.pad(places, (0, -len(places) % _EVEN_ROWS))
+        arrays = [ids, places]
+        if len(places) != ids.size or ids[-1, -1] < 0:
+            arrays.append((ids.ravel() >= 0).cumsum() - 1)
+        tensors = [torch.from_numpy(array) for array in arrays]
+        if is_pinned:
+            tensors = [tensor.pin_memory() for tensor in tensors]
         with torch.inference_mode():
-            return self.forward(self._on_device(ids), self._on_device(places), tokens)
+            vectors: Tensor = self(*(t.to(words.device, non_blocking=is_pinned) for t in tensors))
+            return vectors
 
-    def _on_device(self, values: Any) -> Tensor:
-        tensor, device = torch.from_numpy(values), self.get_buffer(_WORDS).device
-        pinned = tensor.pin_memory() if self.limits.pinned else tensor
-        return pinned.to(device, non_blocking=self.limits.pinned)
-
-    def _spare_rows(self, count: int) -> int:
-        """Return how many rows to add, so that oneDNN keeps code for few numbers of rows."""
-        words = self.get_buffer(_WORDS)
-        # MKL keeps no code. torch uses oneDNN for other types and without MKL.
-        has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-        if not words.is_cpu or (has_mkl and words.dtype == torch.float32):
-            return 0
-        return -count % (_FEW_ROWS if count < 4 * _MANY_ROWS else _MANY_ROWS)
-
-    def forward(self, ids: Tensor, places: Tensor, tokens: Tensor | None) -> Tensor:
+    def forward(self, ids: Tensor, places: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Embed one batch of texts.
 
         Args:
@@ -162,40 +151,38 @@ class BertEncoder(nn.Module):
         Returns:
             Shape (n, d), float32, each row of length 1.
         """
-        words = functional.embedding(ids.view(-1)[places], self.get_buffer(_WORDS))
-        hidden = words + functional.embedding(places % ids.shape[1], self.get_buffer(_PLACES))
-        hidden = self._norm(hidden + self.get_buffer(_TYPES)[0], "embeddings_LayerNorm")
         real = ids >= 0
+        mask = None if tokens is None else real[:, None, None]
+
+        def padded(hidden: Tensor) -> Tensor:
+            hidden = hidden if tokens is None else hidden.index_select(0, tokens)
+            return hidden.view(*ids.shape, -1)
+
+        hidden = functional.embedding(ids.view(-1)[places], self.get_buffer(_WORDS))
+        hidden = hidden + functional.embedding(places % ids.shape[1], self.get_buffer(_PLACES))
+        hidden = self._norm(hidden + self.get_buffer(_TYPES)[0], "embeddings_LayerNorm")
         for number in range(self._layers):
-            hidden = self._layer(hidden, number, real, places, tokens)
-        hidden = _padded(hidden, real, tokens)
+            own = f"encoder_layer_{number}"
+            parts = padded(self._linear(hidden, f"{own}_attention"))
+            query, key, value = (
+                part.view(*ids.shape, self._heads, -1).transpose(1, 2)
+                for part in parts.chunk(3, dim=2)
+            )
+            mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            mixed = mixed.transpose(1, 2).reshape(ids.numel(), -1)
+            mixed = mixed if tokens is None else mixed.index_select(0, places)
+            mixed = self._linear(mixed, f"{own}_attention_output_dense").add_(hidden)
+            hidden = self._norm(mixed, f"{own}_attention_output_LayerNorm")
+            # In place, because a new tensor of this size costs more than the function.
+            inner = torch.ops.aten.gelu_(self._linear(hidden, f"{own}_intermediate_dense"))
+            mixed = self._linear(inner, f"{own}_output_dense").add_(hidden)
+            hidden = self._norm(mixed, f"{own}_output_LayerNorm")
+        hidden = padded(hidden)
         if self._pooling == "mean":
             pooled = (hidden * real[..., None]).sum(dim=1) / real.sum(dim=1)[:, None]
         else:
             pooled = hidden[:, 0]
         return functional.normalize(pooled.float(), dim=1)
-
-    def _layer(
-        self, hidden: Tensor, number: int, real: Tensor, places: Tensor, tokens: Tensor | None
-    ) -> Tensor:
-        own = f"encoder_layer_{number}"
-        attended = self._attend(self._linear(hidden, f"{own}_attention"), real, places, tokens)
-        added = self._linear(attended, f"{own}_attention_output_dense").add_(hidden)
-        hidden = self._norm(added, f"{own}_attention_output_LayerNorm")
-        # In place, because a new tensor of this size costs more than the function.
-        inner = torch.ops.aten.gelu_(self._linear(hidden, f"{own}_intermediate_dense"))
-        added = self._linear(inner, f"{own}_output_dense").add_(hidden)
-        return self._norm(added, f"{own}_output_LayerNorm")
-
-    def _attend(
-        self, projected: Tensor, real: Tensor, places: Tensor, tokens: Tensor | None
-    ) -> Tensor:
-        parts = _padded(projected, real, tokens).view(*real.shape, 3, self._heads, -1)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        mask = None if tokens is None else real[:, None, None]
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        attended = attended.transpose(1, 2).reshape(real.numel(), -1)
-        return attended if tokens is None else attended.index_select(0, places)
 
     def _linear(self, hidden: Tensor, name: str) -> Tensor:
         return functional.linear(hidden, *self._weight_and_bias(name))
@@ -206,12 +193,6 @@ class BertEncoder(nn.Module):
 
     def _weight_and_bias(self, name: str) -> tuple[Tensor, Tensor]:
         return self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
-
-
-def _padded(hidden: Tensor, real: Tensor, tokens: Tensor | None) -> Tensor:
-    """Return the rows of a batch with padding: shape (n, length, d)."""
-    hidden = hidden if tokens is None else hidden.index_select(0, tokens)
-    return hidden.view(*real.shape, -1)
 
 
 def _json(path: Path, default: Any = None) -> Any:
@@ -233,12 +214,13 @@ def _pooling(config: dict[str, Any]) -> str:
     return str(mode)
 
 
-def _prompts(config: dict[str, Any]) -> dict[str, str]:
-    prompts = config.get("prompts") or {}
+def _own_prompts(folder: Path) -> dict[str, str]:
+    config = _json(folder / "config_sentence_transformers.json", {})
     if config.get("default_prompt_name"):
         raise UnsupportedModelError("it has a default prompt")
-    documents = (prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name))
-    return {"query": prompts.get("query") or "", "document": next(documents, "")}
+    own = {name: prompt for name, prompt in (config.get("prompts") or {}).items() if prompt}
+    document = own.get("document") or own.get("passage") or own.get("corpus")
+    return {"query": own.get("query", ""), "document": document or ""}
 
 
 def _max_tokens(folder: Path, positions: int) -> int:

@@ -57,10 +57,9 @@ def is_bfloat16_faster(device: str) -> bool:
     """Tell whether a device is a processor that computes bfloat16 several times faster."""
     import torch
 
-    if device != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # Older versions lack it.
-        return False
-    found = torch.cpu.get_capabilities()
-    return bool(found.get("amx_bf16"))  # AVX-512 BF16 alone gives less than twice the speed.
+    found: Any = getattr(torch.cpu, "get_capabilities", dict)()  # Older versions lack it.
+    # AVX-512 BF16 alone gives less than twice the speed.
+    return device == "cpu" and bool(found.get("amx_bf16"))
 
 
 class Encoder(Protocol):
