@@ -108,9 +108,8 @@ class Profile:
         products: Tells how to multiply vectors of a dtype on a device.
         scores: How many scores are computed at once.
         pairs: How many candidates there are at once, of all queries together.
-        is_cpu: Whether the rows of a block are spread over the chunk, because a CPU finds the
-            largest of each block fastest then, and whether to look how many blocks can matter,
-            for which a GPU would have to wait.
+        is_cpu: Whether the rows of a block are spread over the chunk, and whether to look how many
+            blocks can matter. Both are faster on a CPU; a GPU would have to wait for the second.
         exact_on_device: Whether candidates are scored there in float64.
         is_pinned: Whether rows from a file pass through pinned memory.
     """
