@@ -122,6 +122,7 @@ bench-clean-exit: .venv/.installed
 
 bench-rag: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_rag
+	$(BIN)/python -m benchmarks.bench_rag --one-thread
 	$(BIN)/python -m benchmarks.bench_open
 	$(BIN)/python -m benchmarks.bench_change
 	$(BIN)/python -m benchmarks.charts
