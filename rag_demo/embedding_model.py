@@ -198,7 +198,7 @@ class EmbeddingModel(Resource):
                         "create another EmbeddingModel, and embed the texts again"
                     )
             except BaseException:  # After an interrupt too, nothing else would release it.
-                release(encoder)
+                _release_encoder(encoder)
                 raise
             self._identity, self._encoder = found, encoder
             self._was_unloaded = False
@@ -214,7 +214,7 @@ class EmbeddingModel(Resource):
         with self._in_use:
             encoder, self._encoder = self._encoder, None
             self._was_unloaded = self._was_unloaded or encoder is not None
-            return release(encoder)
+            return _release_encoder(encoder)
 
     def _release(self) -> None:
         # Runs once, while torch is intact. Waits for a thread that is encoding.
@@ -376,3 +376,12 @@ def load_encoder(
 def _encodable(text: str) -> str:
     """Replace lone surrogates, which tokenizers refuse."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _release_encoder(encoder: Encoder | None) -> CleanupReport:
+    """Release an encoder, and its SentenceTransformer by itself.
+
+    That one and its model card refer to each other. Passed by itself it is emptied, which breaks
+    the cycle; otherwise the release would need a full garbage collection.
+    """
+    return release(encoder, getattr(encoder, "model", None))
