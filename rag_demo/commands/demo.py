@@ -49,5 +49,5 @@ def demo(folder: str, questions: tuple[str, ...], top_k: int) -> None:
             ids, texts, metadata, _ = zip(*documents, strict=True)
             retriever.add(texts, metadata, ids, on_progress=advance)
         for question in questions or QUESTIONS:
-            print_results(question, retriever.search(question, top_k=top_k))
+            print_results(question, retriever.search(question, top_k=top_k), with_query=True)
     say(f"model and index released: {scope.report}")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ from torch import nn
 from support.counted_resource import Counted
 from support.interrupts import Place, interrupt_everywhere, send_sigint
 from support.programs import run
-from support.releasing import index_with_vectors, optimizer_with_state
+from support.releasing import optimizer_with_state
 from torch_utils import ReleasedError, SafePyTorchCleanup, release
 
 PACKAGE = "torch_utils"
@@ -138,15 +137,15 @@ def is_released(use: Callable[[], object]) -> bool:
 def test_interrupted_release_is_complete_or_not_started() -> None:
     def check(place: Place) -> None:
         models, tensor = [nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))], torch.ones(2)
-        closing, optimizer, index = Counted(), optimizer_with_state(), index_with_vectors()
+        closing, optimizer = Counted(), optimizer_with_state()
 
         def release_all() -> None:
-            report = release(*models, [tensor], closing, optimizer, index, collect="never")
+            report = release(*models, [tensor], closing, optimizer, collect="never")
             assert report.errors == ()
 
         def states() -> set[bool]:
             uses: list[Any] = [partial(model, torch.ones(2, 2)) for model in models]
-            uses += [lambda: optimizer.step(), lambda: index.search(np.ones((1, 8), "f"), 1)]
+            uses.append(lambda: optimizer.step())
             emptied = {closing.released == 1, tensor.numel() == 0}
             return {is_released(use) for use in uses} | emptied
 

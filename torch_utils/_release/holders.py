@@ -216,7 +216,16 @@ def clear_ended_frames(inventory: Inventory, holders: Holders) -> None:
     """Clear the frames of calls that have ended, if they lead to memory whose holder is unknown.
 
     They are those of tracebacks, such as of a stored exception. One pass over the heap finds them.
+    Never raises.
     """
+    try:
+        _clear_ended_frames(inventory, holders)
+    except Exception as error:
+        # As in `find_holders`.
+        log(DEBUG, "the search for ended frames ended early: %s", type(error))
+
+
+def _clear_ended_frames(inventory: Inventory, holders: Holders) -> None:
     lost = [held for held in inventory.alive() if not holders.of(held)]
     numbers = {held.part for held in lost if held.part is not None}
     wanted = {id(part) for n in numbers if (part := inventory.parts[n].get()) is not None}
@@ -241,7 +250,7 @@ def _leads_to(frame: FrameType, wanted: set[int], keys: set[int]) -> bool:
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        if is_instance(thing, torch.Tensor):
+        if torch is not None and is_instance(thing, torch.Tensor):
             has_graph = not torch.Tensor.is_leaf.__get__(thing)  # It refers to the weights.
             if has_graph or any(s._cdata in keys for s in storages_of(torch, thing)):
                 return True
@@ -265,5 +274,5 @@ def name_running_functions(inventory: Inventory, holders: Holders) -> None:
     for number, part, count in zip(numbers, parts, reference_counts(parts), strict=True):
         seen = sum(inner is part for one in referrers for inner in gc.get_referents(one))
         # An autograd graph in C++ refers to tensors as well.
-        if count > seen and not is_instance(part, torch.Tensor):
+        if count > seen and (torch is None or not is_instance(part, torch.Tensor)):
             holders.of_part[number] = [RUNNING]

@@ -63,7 +63,7 @@ def roots_of(objects: Sequence[Any], inventory: Inventory) -> list[Root]:
             continue
         advice = refusal(thing, inventory)
         if not advice:
-            roots[id(thing)] = Root(thing, name_of(type(thing)), is_passed)
+            roots[id(thing)] = Root(thing, name_of(type(thing)), is_passed and items is None)
         elif is_passed:
             raise unsupported(thing, advice)
     return list(roots.values())

@@ -70,9 +70,9 @@ def main() -> None:
     settle()
     before = anonymous_mb()
     embedder = get_embedder()
-    model = embedder.pipe.model
-    similarity = WordSimilarity(model.embeddings.word_embeddings)
-    weights, tokens = Storages(model.encoder.parameters()), embedder.tokenizer(TEXTS).input_ids
+    similarity = WordSimilarity(embedder.pipe.model.embeddings.word_embeddings)
+    weights, tokenizer = Storages(embedder.pipe.model.encoder.parameters()), embedder.tokenizer
+    tokens = tokenizer(TEXTS).input_ids
     vectors, similar = embedder.embed(TEXTS), similarity(7)
 
     if HOW == "parts":
@@ -91,7 +91,7 @@ def main() -> None:
         alive_mb=weights.alive_mb(),
         grown_mb=anonymous_mb() - before,
         written=written,
-        tokenizes=embedder.tokenizer(TEXTS).input_ids == tokens,
+        tokenizes=tokenizer(TEXTS).input_ids == tokens,
         is_similar=torch.equal(similarity(7), similar),
     )
 

@@ -67,7 +67,7 @@ with torch.no_grad():
 print(f"{output.sum().item():.6f}")
 """
 WRONG = "model.layers(output.T)"
-SHOW = "model.layers[0]"
+SHOW = "print(model.layers[0])"  # As the last line of a cell, `Out` would keep it.
 RELEASE = """
 clear_exception_frames(sys.last_value)
 release(model)

@@ -63,7 +63,7 @@ PROGRAMS = {
         release([], collect="full", empty_cache=False)
         assert "emptied" not in log, log
         release([], collect="full")
-        assert log.count("emptied") == 2, "the control"
+        assert log.count("emptied") == 1, "the control: one call empties the caches of all devices"
     """,
     "the heap is trimmed only if much was freed": """
         import ctypes
@@ -80,7 +80,7 @@ PROGRAMS = {
         load = ctypes.CDLL
         ctypes.CDLL = lambda name: log.append("trim") or load(name)
         release(torch.frombuffer(mmap.mmap(-1, 4_000_000), dtype=torch.float32))
-        assert log == ["trim"]
+        assert set(log) == {"trim"}  # It also asks whether the file is still mapped.
     """,
     "nothing during a capture": """
         torch._C._cuda_hasPrimaryContext = lambda index: index == 1

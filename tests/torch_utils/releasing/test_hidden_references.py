@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import gc
+import textwrap
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from support.programs import assert_clean, run_forked
+from support.programs import assert_clean, run, run_forked
 from support.releasing import garbage_collections, gone, weak, without_collector
 from torch_utils import SafePyTorchCleanup, find_batch_size, release
 
@@ -136,3 +137,29 @@ def test_release_without_objects_returns_what_became_free() -> None:
     gc.collect()
     report = release()
     assert (report.freed_bytes, report.still_held, report.errors) == ({}, (), ())
+
+
+def test_release_without_torch_clears_ended_frames() -> None:
+    """A retriever may hold arrays only, in a program that never imports torch."""
+    program = """
+    import sys
+    import numpy as np
+    from torch_utils import release
+
+    class Part:
+        def __init__(self): self.vectors = np.ones(500_000)
+        def search(self): raise ValueError(self.vectors.sum())
+
+    class Index:
+        def __init__(self): self.part = Part()
+
+    index, kept = Index(), None
+    try:
+        index.part.search()
+    except ValueError as error:
+        kept = error
+    report = release(index)
+    assert (report.freed_bytes, report.still_held, report.errors) == ({"host": 4_000_000}, (), ())
+    assert "torch" not in sys.modules
+    """
+    assert_clean(run(textwrap.dedent(program)))

@@ -81,6 +81,7 @@ def test_release_without_objects_returns_an_empty_report() -> None:
 def test_full_collection_runs_only_for_possible_garbage() -> None:
     def full(keep: str, search_s: float = 10.0, **options: Any) -> int:
         model = nn.ModuleList(nn.Linear(8, 8) for _ in range(100))
+        model[0] = nn.Linear(1000, 1000)  # Less than 1 MiB is not worth a full collection.
         cycle: list[Any] = [model[0].weight] if keep == "cycle" else []
         cycle.append(cycle)
         local = model[0].weight if keep == "local" else None
