@@ -203,7 +203,9 @@ class Inventory:
             visits: list[tuple[str, bool]] = []
             parts: list[Any] = []
             for part, label in parts_of(thing):
-                if self.kind(part) and id(part) not in known:
+                if id(part) in known:  # It is emptied itself.
+                    root.is_found |= self.kind(part) in (TENSOR, PACKED, MODULE)
+                elif self.kind(part):
                     parts.append(part)
                     # Only the state of an optimizer is its own, without the parameters in it.
                     is_own = label == ".state" or (is_expected and label != ".keys()")

@@ -306,6 +306,22 @@ def test_cycle_costs_one_full_collection_and_only_for_large_memory() -> None:
             assert 2 not in generations
 
 
+def test_object_is_emptied_whose_only_model_is_passed_too() -> None:
+    for order in (
+        lambda s: (s, s.model),
+        lambda s: ([s.model], s),
+        lambda s: {"a": s.model, "b": s},
+    ):
+        service = App()
+        service.model = nn.Linear(4, 4)
+        storages = weak(service.model)
+        passed = order(service)
+        assert release(*(passed if type(passed) is tuple else (passed,))).errors == ()
+        assert gone(storages)
+        with pytest.raises(ReleasedError):
+            _ = service.model
+
+
 def test_passed_parts_are_emptied_in_any_order() -> None:
     for order in (lambda m: (m, m.backbone), lambda m: (m.backbone, m)):
         model = Classifier(nn.Linear(4, 4))
