@@ -123,6 +123,7 @@ class _Visit(NamedTuple):
 
 
 SKIPPED, TENSOR, ARRAY, PACKED, MODULE, OTHER = range(6)
+_MEMORY = (TENSOR, PACKED, MODULE)  # What makes its owner one that is emptied.
 
 
 class Inventory:
@@ -204,7 +205,7 @@ class Inventory:
             parts: list[Any] = []
             for part, label in parts_of(thing):
                 if id(part) in known:  # It is emptied itself.
-                    root.is_found |= self.kind(part) in (TENSOR, PACKED, MODULE)
+                    root.is_found |= self.kind(part) in _MEMORY
                 elif self.kind(part):
                     parts.append(part)
                     # Only the state of an optimizer is its own, without the parameters in it.
@@ -238,9 +239,7 @@ class Inventory:
         """Count a tensor or an array; add another object to those whose parts are examined."""
         kind = self.kind(visit.thing)
         # An object in a container may be a companion, such as a preprocessor with an array.
-        visit.root.is_found |= kind in (TENSOR, PACKED, MODULE) or (
-            kind == ARRAY and visit.root.is_passed
-        )
+        visit.root.is_found |= kind in _MEMORY or (kind == ARRAY and visit.root.is_passed)
         self.is_partial |= kind == PACKED
         if kind == TENSOR:
             self._add_tensor(visit.thing, visit.name, visit.is_expected)

@@ -226,11 +226,10 @@ def clear_ended_frames(inventory: Inventory, holders: Holders) -> None:
 
 
 def _clear_ended_frames(inventory: Inventory, holders: Holders) -> None:
-    lost = [held for held in inventory.alive() if not holders.of(held)]
-    numbers = {held.part for held in lost if held.part is not None}
-    wanted = {id(part) for n in numbers if (part := inventory.parts[n].get()) is not None}
-    keys = {held.key for held in lost}
-    part = None
+    parts = [inventory.parts[number].get() for number in _lost_parts(inventory, holders)]
+    wanted = {id(part) for part in parts if part is not None}
+    parts.clear()
+    keys = {held.key for held in inventory.alive() if not holders.of(held)}
     with without_overrides(whole_torch()):
         for one in [each for each in gc.get_objects() if type(each) is TracebackType]:
             traceback: TracebackType | None = one
@@ -238,6 +237,12 @@ def _clear_ended_frames(inventory: Inventory, holders: Holders) -> None:
                 while traceback is not None:
                     clear_frame(traceback.tb_frame)
                     traceback = traceback.tb_next
+
+
+def _lost_parts(inventory: Inventory, holders: Holders) -> list[int]:
+    """Return the numbers of the parts that are alive although no holder is known."""
+    lost = {h.part for h in inventory.alive() if h.part is not None and not holders.of(h)}
+    return [n for n in sorted(lost) if inventory.parts[n].get() is not None]
 
 
 def _leads_to(frame: FrameType, wanted: set[int], keys: set[int]) -> bool:
@@ -265,9 +270,7 @@ def name_running_functions(inventory: Inventory, holders: Holders) -> None:
     References that the garbage collector cannot see are theirs. One walk of the heap counts the
     others.
     """
-    lost = {h.part for h in inventory.alive() if h.part is not None and not holders.of(h)}
-    numbers = sorted(number for number in lost if number is not None)[:_MOST_SUSPECTS]
-    numbers = [number for number in numbers if inventory.parts[number].get() is not None]
+    numbers = _lost_parts(inventory, holders)[:_MOST_SUSPECTS]
     parts = [inventory.parts[number].get() for number in numbers]
     referrers = [one for one in gc.get_referrers(*parts) if one is not parts] if parts else []
     torch: Any = whole_torch()
