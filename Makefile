@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo recording test test-slow test-often test-real test-pythons test-postgres test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-ray bench-quality bench-postgres bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples figures docs clean
+.PHONY: demo recording test test-slow test-often test-real test-pythons test-postgres test-ray test-versions test-service test-all wheel test-wheel lock prose hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-ray bench-quality bench-postgres bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples figures docs clean
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
@@ -43,12 +43,12 @@ test-real: .venv/.installed .venv/.corpus
 # Runs test-real on each Python from 3.10 to 3.14 that is installed, and writes a table.
 # PYTHONS="3.11 3.13" updates only these columns.
 test-pythons: .venv/.installed .venv/.corpus
-	PYTHONPATH=tests $(BIN)/python -m support.real_table
+	$(BIN)/python -m tests.support.real_table
 
 # Runs the tests with the oldest and the newest packages that pyproject.toml allows, and writes a
 # table. Downloads gigabytes. ROWS=oldest updates only this row; KEPT=folder keeps the environments.
 test-versions: .venv/.installed
-	PYTHONPATH=tests $(BIN)/python -m support.versions $(KEPT)
+	$(BIN)/python -m tests.support.versions $(KEPT)
 
 # Runs actors of a real Ray, and a cluster of two nodes, on this machine. Downloads Ray.
 test-ray: .venv/.ray
@@ -71,11 +71,11 @@ wheel: .venv/.installed
 	$(BIN)/python -m build --no-isolation --outdir dist
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
-	PYTHONPATH=tests $(BIN)/python -m support.wheel "" rag,model
+	$(BIN)/python -m tests.support.wheel "" rag,model
 
 # Tests the wheel with each extra, and with all of them. Downloads Ray.
 test-wheel: wheel
-	PYTHONPATH=tests $(BIN)/python -m support.wheel
+	$(BIN)/python -m tests.support.wheel
 
 # Pins what the other targets install. UPGRADE=--upgrade raises the versions. There are no hashes
 # and no pins of CUDA's packages, because each build of torch has others (CPU, CUDA 12, CUDA 13).
@@ -91,22 +91,18 @@ lock: .venv/.installed
 GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
 test-gpu:
-	RESULTS=$(RESULTS) $(GPU_PYTHON) tests/gpu/run.py
+	RESULTS=$(RESULTS) $(GPU_PYTHON) tests/torch_utils/gpu/run.py
 
 # Runs the same tests over a stand-in for CUDA's driver, which can break on demand. ENVIRONMENT names an environment that has
 # torch for CUDA, or a folder that keeps the new environment.
 test-gpu-stand-in: .venv/.installed
-	$(BIN)/python tests/gpu/stand_in/run.py $(ENVIRONMENT)
+	$(BIN)/python tests/torch_utils/gpu/stand_in/run.py $(ENVIRONMENT)
 
 bench-gpu:
 	RESULTS=$(RESULTS) $(GPU_PYTHON) -m benchmarks.gpu
 
-# Updates the checksums of the frozen tests: see tests/acceptance/README.md.
-freeze: .venv/.installed
-	PYTHONPATH=tests $(BIN)/python tests/test_frozen.py
-
 hazards: .venv/.installed
-	$(PYTEST) -q tests/acceptance/hazards
+	$(PYTEST) -q tests/torch_utils/hazards
 
 bench-exit: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_exit
@@ -141,18 +137,18 @@ bench-quality: .venv/.installed
 
 # BEIR names a folder as for bench-quality. Starts a server.
 bench-postgres: .venv/.postgres
-	PYTHONPATH=tests .venv/postgres/bin/python -m benchmarks.bench_postgres --beir $(BEIR)
+	.venv/postgres/bin/python -m benchmarks.bench_postgres --beir $(BEIR)
 
 bench-host: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_host
 	$(BIN)/python -m benchmarks.bench_cycles
 
 torture-save: .venv/.installed
-	PYTHONPATH=tests $(BIN)/python -m acceptance.torture.saves save 200
-	PYTHONPATH=tests $(BIN)/python -m acceptance.torture.ingestion 200
+	$(BIN)/python -m tests.rag_demo.durability.saves save 200
+	$(BIN)/python -m tests.rag_demo.durability.ingestion 200
 
 fuzz-index: .venv/.installed
-	PYTHONPATH=tests $(BIN)/python -m acceptance.torture.saves fuzz 20000
+	$(BIN)/python -m tests.rag_demo.durability.saves fuzz 20000
 
 # SOAK_S=3600 runs for an hour. SIGTERM arrives in the middle of the load.
 soak: .venv/.installed
@@ -186,7 +182,7 @@ lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict torch_utils clean_exit rag_demo
-	MYPYPATH=tests $(BIN)/mypy --explicit-package-bases tests
+	$(BIN)/mypy --explicit-package-bases tests
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m clean_exit.lint
 	$(BIN)/zizmor --offline --quiet .github

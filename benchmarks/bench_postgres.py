@@ -19,7 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from benchmarks.results_file import write
 from rag_demo import Document, EmbeddedBatch, EmbeddingModel, PgVectorRetriever, embed
 from rag_demo.evaluate import evaluate, read_beir
-from support.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 KINDS = (None, "binary", "hnsw")
 BATCH = 1_000

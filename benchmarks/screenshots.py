@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
 from rag_demo import EmbeddingModel, FaissRetriever
-from support.browsing import browser, serving_on_a_port
+from tests.support.browsing import browser, serving_on_a_port
 
 TEXTS = [
     "A lease lends a model for a block. The keep-alive time starts when the last lease ends.",

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from support.programs import ROOT, assert_clean, run
+from tests.support.programs import ROOT, assert_clean, run
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -45,18 +45,18 @@ PUBLIC = {
     *("clean_exit", "clean_exit.lint", "rag_demo", "rag_demo.cli"),
 }
 PRIVATE_TESTS = {
-    "tests/applications/mutant/sitecustomize.py": "breaks the product on purpose",
+    "tests/examples/applications/mutant/sitecustomize.py": "breaks the product on purpose",
     "tests/rag_demo/documents/test_passage_cutter.py": "an algorithm with many edges",
     "tests/rag_demo/documents/test_reading.py": "reading by the function that examples use",
     "tests/rag_demo/encoding/test_embedding_cache.py": "a forked child, which cannot run a model",
     "tests/rag_demo/encoding/test_embeddings.py": "limits of a GPU on a CPU; the order of steps",
-    "tests/rag_demo/exact_search/test_search.py": "a kernel, with copies that this machine lacks",
+    "tests/rag_demo/search/test_exact_search.py": "a kernel, with copies that this machine lacks",
     "tests/rag_demo/test_store.py": "ingestion by the functions that examples use",
     "tests/support/ray_program.py": "puts a model that records its end into actors",
     "tests/support/releasing.py": "gives the search for holders time on a busy machine",
     "tests/support/clean_exit.py": "says where the commands live; the parser of stderr",
     "tests/support/service_program.py": "starts the service in its own process",
-    "tests/gpu/test_sleep.py": "makes host memory a device in the rehearsal",
+    "tests/torch_utils/gpu/test_sleep.py": "makes host memory a device in the rehearsal",
     "tests/torch_utils/hosting/test_pool.py": "a card whose memory is known",
     "tests/torch_utils/hosting/test_sleep.py": "makes host memory a device",
     "tests/torch_utils/releasing/test_release.py": "the table of torch's private names",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.charts import POINTS, thinned
-from support.programs import ROOT
+from tests.support.programs import ROOT
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
 

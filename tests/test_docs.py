@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.programs import ROOT, assert_clean, run, run_forked
+from tests.support.programs import ROOT, assert_clean, run, run_forked
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
@@ -118,6 +118,9 @@ def test_measured_tables_are_generated() -> None:
 def test_gpu_page_names_tests_that_exist() -> None:
     page = (DOCS / "gpu.md").read_text(encoding="utf-8")
     tests = re.findall(r"`(test_\w+)::(test_\w+)`", page)
-    sources = {path.stem: path.read_text() for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    sources = {
+        path.stem: path.read_text()
+        for path in (ROOT / "tests" / "torch_utils" / "gpu").glob("test_*.py")
+    }
     assert len(tests) > 20
     assert [pair for pair in tests if f"def {pair[1]}(" not in sources.get(pair[0], "")] == []

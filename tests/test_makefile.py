@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import ROOT
+from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 needs_new_python = pytest.mark.skipif(

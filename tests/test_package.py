@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import torch_utils
-from support.programs import IMPORT_PATH, ROOT
+from tests.support.programs import IMPORT_PATH, ROOT
 
 
 def test_another_torch_utils_ends_the_command_in_one_line(tmp_path: Path) -> None:

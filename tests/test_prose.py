@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import ROOT
+from tests.support.programs import ROOT
 
 NO = "no"  # Apart from its verb: this file is checked as well.
 LONG = "The scope releases " + "one model and " * 10 + "one tensor."

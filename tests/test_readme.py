@@ -7,7 +7,7 @@ import re
 import pytest
 
 from clean_exit import check
-from support.programs import ROOT
+from tests.support.programs import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ (\S+) (\S+)", README, re.MULTILINE)

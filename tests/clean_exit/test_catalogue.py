@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import ENTRY_POINTS, FINDINGS, RULES, check, lint, lint_main, main
-from support.programs import ROOT
+from tests.support.clean_exit import ENTRY_POINTS, FINDINGS, RULES, check, lint, lint_main, main
+from tests.support.programs import ROOT
 
 HANGS_S = 5  # The timeout of a program that never ends.
 Main = Callable[[Sequence[str]], int]

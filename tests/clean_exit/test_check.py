@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from clean_exit import CheckerError
-from support.clean_exit import CHECKER, CLEAN_EXIT, MODULE, check, run_command
-from support.other_pythons import other_pythons
+from tests.support.clean_exit import CHECKER, CLEAN_EXIT, MODULE, check, run_command
+from tests.support.other_pythons import other_pythons
 
 
 def ids(report: Any) -> list[str]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import CHECKER, ENVIRONMENT, lint_main, main, run_command
-from support.other_pythons import other_pythons
-from support.waiting import is_there, wait_for
+from tests.support.clean_exit import CHECKER, ENVIRONMENT, lint_main, main, run_command
+from tests.support.other_pythons import other_pythons
+from tests.support.waiting import is_there, wait_for
 from torch_utils import __version__
 
 CLEAN = ["-c", "print('hello')"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import CHECKER, ENVIRONMENT, QUIET, check, run_command, shell
-from support.waiting import is_there, wait_for
+from tests.support.clean_exit import CHECKER, ENVIRONMENT, QUIET, check, run_command, shell
+from tests.support.waiting import is_there, wait_for
 
 
 @pytest.mark.parametrize(

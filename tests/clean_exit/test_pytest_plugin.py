@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from support.clean_exit import CHECKER, PYTEST_PLUGIN, run_command
+from tests.support.clean_exit import CHECKER, PYTEST_PLUGIN, run_command
 
 DIRTY = "import atexit; atexit.register(lambda: 1 / 0)"
 # Each marked test starts an interpreter, where these two plugins take most of the time.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import check
+from tests.support.clean_exit import check
 
 MANY = """
 class A:

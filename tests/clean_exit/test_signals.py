@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from support.clean_exit import CHECKER, ENVIRONMENT, QUIET, run_command, shell
-from support.waiting import is_there, wait_for
+from tests.support.clean_exit import CHECKER, ENVIRONMENT, QUIET, run_command, shell
+from tests.support.waiting import is_there, wait_for
 
 NAMES = "INT TERM HUP QUIT USR1 USR2 ALRM".split()
 KERNELS = "WINCH CONT CHLD URG PIPE XFSZ".split()  # The kernel sends them; not passed on.

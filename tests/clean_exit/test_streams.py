@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import CHECKER, ENVIRONMENT, QUIET, run_command, shell
-from support.programs import TIMEOUT_S
-from support.waiting import is_there, wait_for
+from tests.support.clean_exit import CHECKER, ENVIRONMENT, QUIET, run_command, shell
+from tests.support.programs import TIMEOUT_S
+from tests.support.waiting import is_there, wait_for
 
 
 def test_inherited_files_reach_the_program(tmp_path: Path) -> None:

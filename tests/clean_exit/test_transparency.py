@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import CHECKER, QUIET, check, run_command
-from support.other_pythons import other_pythons
+from tests.support.clean_exit import CHECKER, QUIET, check, run_command
+from tests.support.other_pythons import other_pythons
 
 PYTHONS = {"this": sys.executable, **other_pythons()}
 VERSIONS = ["this", *(pytest.param(name, marks=pytest.mark.slow) for name in other_pythons())]

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from support.clean_exit import ExitReport, check
-from support.model_counts import environment, problems
-from support.programs import ROOT, TIMEOUT_S, free_port
-from support.waiting import wait_for
+from tests.support.clean_exit import ExitReport, check
+from tests.support.model_counts import environment, problems
+from tests.support.programs import ROOT, TIMEOUT_S, free_port
+from tests.support.waiting import wait_for
 
 EXAMPLES = ROOT / "examples"
 BIN = Path(sysconfig.get_path("scripts"))

@@ -27,8 +27,8 @@ from rag_demo import (
     Retriever,
     embed,
 )
-from support.small_collections import DIMENSION, Hashed, are_nearest, text_of, vector_of
-from support.zygotes import IMPORT_PATH
+from tests.support.small_collections import DIMENSION, Hashed, are_nearest, text_of, vector_of
+from tests.support.zygotes import IMPORT_PATH
 from torch_utils import ResourceClosedError
 
 MODES = ("dense", "bm25", "hybrid")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rag_command import fail, info, rag_demo, search, succeed, texts
+from tests.support.rag_command import fail, info, rag_demo, search, succeed, texts
 
 
 @pytest.fixture(autouse=True)

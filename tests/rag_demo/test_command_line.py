@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import IMPORT_PATH, TIMEOUT_S, run
-from support.rag_command import info, on_a_terminal, rag_demo, succeed, write_lines
+from tests.support.programs import IMPORT_PATH, TIMEOUT_S, run
+from tests.support.rag_command import info, on_a_terminal, rag_demo, succeed, write_lines
 
 MAIN = "from rag_demo.cli import main; main()"
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import run
-from support.rag_command import (
+from tests.support.programs import run
+from tests.support.rag_command import (
     Terminal,
     documents,
     fail,

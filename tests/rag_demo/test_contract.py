@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.retriever_kinds import KINDS
+from tests.support.retriever_kinds import KINDS
 
 CHECKS = runpy.run_path(str(Path(__file__).with_name("contract.py")))["CHECKS"]
 SLOW = ("killed", "another_process")  # They start interpreters.

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.pdf import pdf_of
-from support.programs import run_forked
-from support.rag_command import documents, fail, rag_demo, succeed, write_lines
+from tests.support.pdf import pdf_of
+from tests.support.programs import run_forked
+from tests.support.rag_command import documents, fail, rag_demo, succeed, write_lines
 
 
 @pytest.fixture(autouse=True)

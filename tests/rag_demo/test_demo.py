@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
-from support.programs import ROOT, assert_clean, run
-from support.rag_command import fail, info, succeed
+from tests.support.programs import ROOT, assert_clean, run
+from tests.support.rag_command import fail, info, succeed
 from torch_utils import SafePyTorchCleanup
 
 KNOWN = {

@@ -18,8 +18,8 @@ from rag_demo import (
     ModelMismatchError,
     embed,
 )
-from support.retriever_kinds import OnCpu
-from support.small_collections import Hashed, text_of
+from tests.support.retriever_kinds import OnCpu
+from tests.support.small_collections import Hashed, text_of
 
 LONG = "\n\n".join(f"Paragraph {n} is about {text_of(n)}. " * 8 for n in range(30))
 DOCUMENTS = [

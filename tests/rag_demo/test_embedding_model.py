@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rag_demo import EmbeddingModel, RagDemoError
-from support.programs import assert_clean, run_forked
+from tests.support.programs import assert_clean, run_forked
 from torch_utils import ResourceClosedError
 
 QUESTION = "Which city is the capital of France?"

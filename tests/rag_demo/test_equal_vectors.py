@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acceptance.search.reference import GivenVectors, check_all, filled, normal
-from support.retriever_kinds import OnCpu
+from tests.rag_demo.search.reference import GivenVectors, check_all, filled, normal
+from tests.support.retriever_kinds import OnCpu
 
 
 @pytest.fixture(params=["float32", "float16"])

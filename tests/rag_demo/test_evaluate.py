@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.rag_command import fail, succeed, write_lines
+from tests.support.rag_command import fail, succeed, write_lines
 
 
 def write_beir(

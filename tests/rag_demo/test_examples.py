@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import ExitReport, check
-from support.programs import ROOT
+from tests.support.clean_exit import ExitReport, check
+from tests.support.programs import ROOT
 
 EXAMPLES = ROOT / "examples"
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
-from support.interrupts import Place, interrupt_everywhere, raise_interrupt
-from support.small_collections import Hashed, are_nearest, text_of
+from tests.support.interrupts import Place, interrupt_everywhere, raise_interrupt
+from tests.support.small_collections import Hashed, are_nearest, text_of
 
 SLOW = pytest.mark.slow
 KINDS: list[Any] = [

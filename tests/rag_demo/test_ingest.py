@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.programs import assert_clean, run_forked
-from support.rag_command import documents, fail, info, succeed, write_lines
+from tests.support.programs import assert_clean, run_forked
+from tests.support.rag_command import documents, fail, info, succeed, write_lines
 
 BATCHES = 4500  # Documents; the first 2,048 of them are embedded before the next are read.
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from acceptance.search.reference import GivenVectors, check_all, filled, normal
-from support.retriever_kinds import OnCpu
+from tests.rag_demo.search.reference import GivenVectors, check_all, filled, normal
+from tests.support.retriever_kinds import OnCpu
 
 
 @pytest.mark.slow

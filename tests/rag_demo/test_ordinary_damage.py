@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
-from support.rag_command import fail, info, succeed
-from support.small_collections import Hashed
+from tests.support.rag_command import fail, info, succeed
+from tests.support.small_collections import Hashed
 from torch_utils import ResourceClosedError
 
 TEXTS = [f"text{number}" for number in range(1_500)]

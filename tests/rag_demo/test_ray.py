@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from rag_demo import FaissRetriever
-from support.programs import IMPORT_PATH
-from support.rag_command import fail, on_a_terminal, search, succeed, write_lines
-from support.small_collections import Hashed
+from tests.support.programs import IMPORT_PATH
+from tests.support.rag_command import fail, on_a_terminal, search, succeed, write_lines
+from tests.support.small_collections import Hashed
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.xdist_group("ray")]
 pytest.importorskip("ray", reason="ray is not installed: see make test-ray")

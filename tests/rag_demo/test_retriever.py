@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever
-from support.programs import assert_clean, run_forked
+from tests.support.programs import assert_clean, run_forked
 
 KINDS = (PyTorchGPURetriever, FaissRetriever)
 TEXTS = ["cache", "memory", "paris", "tensor", "gradient", "a cache of memory"]

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
-from support.programs import run_forked
-from support.waiting import wait_for
+from tests.support.programs import run_forked
+from tests.support.waiting import wait_for
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
 COUNT = 2000

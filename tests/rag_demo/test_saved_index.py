@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from acceptance.torture.saves import Model
 from rag_demo import PyTorchGPURetriever, RagDemoError
-from support.rag_command import rag_demo
+from tests.rag_demo.durability.saves import Model
+from tests.support.rag_command import rag_demo
 
 TEXTS = ["one", "two\nlines\u2028", "three \U0001f600"]
 METADATA: list[dict[str, Any]] = [{"n": 1}, {}, {"s": "\u00e9", "deep": [{"x": None}, 1.5, True]}]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, ModelMismatchError, PyTorchGPURetriever, ShardedRetriever
-from support.small_collections import Hashed, text_of
+from tests.support.small_collections import Hashed, text_of
 
 CHECKS = runpy.run_path(str(Path(__file__).with_name("contract.py")))["CHECKS"]
 SLOW = ("killed", "another_process")  # They start interpreters.

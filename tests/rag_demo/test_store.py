@@ -14,12 +14,12 @@ import pytest
 
 from rag_demo import FaissRetriever, Reranker
 from rag_demo.errors import ModelError
-from support.programs import run_forked
-from support.rag_command import info
-from support.releasing import gone, weak
-from support.retriever_kinds import OnCpu
-from support.small_collections import DIMENSION, Hashed, text_of
-from support.tiny_model import write_tiny_reranker
+from tests.support.programs import run_forked
+from tests.support.rag_command import info
+from tests.support.releasing import gone, weak
+from tests.support.retriever_kinds import OnCpu
+from tests.support.small_collections import DIMENSION, Hashed, text_of
+from tests.support.tiny_model import write_tiny_reranker
 from torch_utils import ResourceClosedError
 
 BOTH = pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "faiss"])

@@ -21,8 +21,8 @@ from rag_demo import (
     PyTorchGPURetriever,
     RagDemoError,
 )
-from support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
-from support.small_collections import Hashed
+from tests.support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
+from tests.support.small_collections import Hashed
 from torch_utils import ResourceClosedError
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]

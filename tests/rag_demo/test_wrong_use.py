@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
-from support.programs import run
+from tests.support.programs import run
 
 
 @pytest.mark.parametrize("model", ["a name", None, 3, EmbeddingModel])

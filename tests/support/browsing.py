@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from support.serving import Embedder, make_app
+from tests.support.serving import Embedder, make_app
 
 CHROMIUM = Path("/usr/bin/chromium")
 HOW = "needs the dependency group service-test, and /usr/bin/chromium: apt-get install chromium"

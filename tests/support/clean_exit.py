@@ -23,8 +23,8 @@ from clean_exit.lint import Result as LintResult
 from clean_exit.lint import check as lint
 from clean_exit.lint.cli import main as lint_main
 from clean_exit.stderr import StderrText
-from support.programs import TIMEOUT_S
-from support.zygotes import IMPORT_PATH
+from tests.support.programs import TIMEOUT_S
+from tests.support.zygotes import IMPORT_PATH
 
 __all__ = [
     "CHECKER",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, ClassVar
 
-from support.programs import TIMEOUT_S
+from tests.support.programs import TIMEOUT_S
 
 
 class Stub:

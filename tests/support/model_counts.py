@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from support.programs import IMPORT_PATH, ROOT
+from tests.support.programs import IMPORT_PATH, ROOT
 
 WATCHER = """
 import os

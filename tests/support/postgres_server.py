@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from support.programs import free_port
+from tests.support.programs import free_port
 
 PASSWORD = "s3cret-pass"
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.zygotes import IMPORT_PATH, ZYGOTES
+from tests.support.zygotes import IMPORT_PATH, ZYGOTES
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600  # For what hangs; nothing here is about speed, and machines are busy.

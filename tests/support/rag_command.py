@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rag_demo.cli import main
-from support.programs import Result
+from tests.support.programs import Result
 
 IMPORT_MAIN = "from rag_demo.cli import main"
 """For programs that are started elsewhere: makes `main()` the command, with `sys.argv`."""

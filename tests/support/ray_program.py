@@ -11,7 +11,7 @@ from typing import Any
 import rag_demo.ray_embedder as ray_embedder
 from rag_demo import Document, ModelIdentity
 from rag_demo.stores.ingest import ingest
-from support.small_collections import Hashed
+from tests.support.small_collections import Hashed
 from torch_utils import Resource, __version__
 
 

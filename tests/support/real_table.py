@@ -18,12 +18,12 @@ from pathlib import Path
 
 import tomllib
 
-from support.versions import ROOT, make_environment, run_tests
+from tests.support.versions import ROOT, make_environment, run_tests
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 RESULT = "clean_exit_programs"
-TESTS = ["tests/acceptance/exits/test_real_programs.py"]
+TESTS = ["tests/clean_exit/exits/test_real_programs.py"]
 VERDICTS = {"passed": "right", "failed": "wrong", "skipped": "skipped"}
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    sys.path[:0] = [str(ROOT)]
 
 
 class Service:
@@ -153,7 +153,7 @@ def main() -> int:
     from rag_demo.service.logs import configure_logging
     from rag_demo.service.server import bind, run_server
     from rag_demo.service.settings import Limits, Settings
-    from support.serving import Embedder
+    from tests.support.serving import Embedder
     from torch_utils import Resource, exit_on_signals
 
     index = Path(sys.argv[1])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.small_collections import Hashed
+from tests.support.small_collections import Hashed
 
 for package in ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason=f"needs {package}: the extras service and test")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from support.interrupts import Place, interrupt_everywhere
+from tests.support.interrupts import Place, interrupt_everywhere
 
 SOURCE = """
 done = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.zygotes import IMPORT_PATH
+from tests.support.zygotes import IMPORT_PATH
 
 pytestmark = pytest.mark.slow
 FLAKY = """
@@ -33,7 +33,15 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(source: str, *options: str) -> tuple[pytest.RunResult, str]:
         pytester.makepyfile(test_case=source.replace("{second}", "pass"))
         file = pytester.path / "flaky.txt"
-        options = ("-p", "xdist", "-p", "support.second_try", "--second-try", str(file), *options)
+        options = (
+            "-p",
+            "xdist",
+            "-p",
+            "tests.support.second_try",
+            "--second-try",
+            str(file),
+            *options,
+        )
         result = pytester.runpytest_subprocess(*options)
         return result, file.read_text() if file.exists() else ""
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from support.programs import TIMEOUT_S
+from tests.support.programs import TIMEOUT_S
 
 
 def in_threads(*functions: Callable[[], Any]) -> list[Any]:

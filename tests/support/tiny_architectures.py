@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from support.tiny_model import SPECIAL, write_tiny_model
+from tests.support.tiny_model import SPECIAL, write_tiny_model
 
 SIZE, HEADS, LAYERS = 32, 4, 2
 _COMMON = {"hidden_size": SIZE, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}

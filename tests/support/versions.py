@@ -40,7 +40,7 @@ PACKAGES = ("torch", "numpy", "sentence-transformers", "transformers", "faiss-cp
 
 def make_environment(row: str, folder: Path) -> Path:
     """Return the Python of the row's environment; make the environment if it does not exist."""
-    from support.other_pythons import other_pythons
+    from tests.support.other_pythons import other_pythons
 
     version, extras, options, _ = ROWS[row]
     uv = [sys.executable, "-m", "uv", "--quiet"]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support.programs import TIMEOUT_S
+from tests.support.programs import TIMEOUT_S
 
 
 def is_there(pid: int) -> bool:

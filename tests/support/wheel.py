@@ -1,4 +1,4 @@
-"""Test the wheel in dist/ in new environments: ``python -m support.wheel [EXTRAS]...``.
+"""Test the wheel in dist/ in new environments: ``python -m tests.support.wheel [EXTRAS]...``.
 
 Each argument is the extras of one environment, such as ``rag,model``; the empty string stands for
 none. Without arguments there is an environment for none, for each extra, and for all of them.

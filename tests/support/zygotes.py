@@ -15,7 +15,7 @@ from typing import Any
 SUPPORT = Path(__file__).resolve().parent
 TESTS = SUPPORT.parent
 # A test file that is run as a program imports its neighbours.
-IMPORT_PATH = f"{TESTS.parent}{os.pathsep}{TESTS}"
+IMPORT_PATH = str(Path(__file__).resolve().parents[2])
 
 
 class Zygotes:
@@ -99,7 +99,7 @@ class Zygotes:
 
     def _start(self, preload: str) -> subprocess.Popen[bytes]:
         if importlib.util.find_spec(preload) is None:
-            import pytest  # tests/gpu needs this module, but not pytest.
+            import pytest  # tests/torch_utils/gpu needs this module, but not pytest.
 
             pytest.skip(f"{preload} is not installed")
         self._started[preload] = subprocess.Popen(

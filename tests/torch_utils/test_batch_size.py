@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from support.stand_in_torch import installed, stand_in
+from tests.support.stand_in_torch import installed, stand_in
 from torch_utils import find_batch_size, is_out_of_memory
 
 

@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import assert_clean, run
-from support.releasing import weak
-from support.threads import in_threads
+from tests.support.programs import assert_clean, run
+from tests.support.releasing import weak
+from tests.support.threads import in_threads
 from torch_utils import (
     CleanupError,
     ReleasedError,

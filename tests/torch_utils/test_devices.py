@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.stand_in_torch import installed, stand_in
+from tests.support.stand_in_torch import installed, stand_in
 from torch_utils import (
     get_device_info,
     get_optimal_device,

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from support.clean_exit import check
-from support.programs import IMPORT_PATH
+from tests.support.clean_exit import check
+from tests.support.programs import IMPORT_PATH
 from torch_utils import Resource, SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
 

@@ -10,7 +10,7 @@ import pkgutil
 import pytest
 
 import torch_utils
-from support.programs import assert_clean, run, run_forked
+from tests.support.programs import assert_clean, run, run_forked
 
 CHECK = """
 import sys

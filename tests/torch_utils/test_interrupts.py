@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from support.counted_resource import Counted
-from support.interrupts import Place, interrupt_everywhere, send_sigint
-from support.programs import run
-from support.releasing import optimizer_with_state
+from tests.support.counted_resource import Counted
+from tests.support.interrupts import Place, interrupt_everywhere, send_sigint
+from tests.support.programs import run
+from tests.support.releasing import optimizer_with_state
 from torch_utils import ReleasedError, SafePyTorchCleanup, release
 
 PACKAGE = "torch_utils"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.stand_in_torch import installed
+from tests.support.stand_in_torch import installed
 from torch_utils import Measurement, measure, measuring
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.programs import assert_clean, run_forked
+from tests.support.programs import assert_clean, run_forked
 
 STAND_IN = """
 import ctypes, torch

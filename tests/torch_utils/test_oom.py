@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.other_pythons import other_pythons
-from support.programs import assert_clean, run
-from support.releasing import gone, weak
+from tests.support.other_pythons import other_pythons
+from tests.support.programs import assert_clean, run
+from tests.support.releasing import gone, weak
 from torch_utils import (
     CleanupReport,
     SafePyTorchCleanup,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import ROOT, Result, assert_clean, run_forked
+from tests.support.programs import ROOT, Result, assert_clean, run_forked
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 

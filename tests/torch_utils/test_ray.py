@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import check
-from support.programs import IMPORT_PATH
+from tests.support.clean_exit import check
+from tests.support.programs import IMPORT_PATH
 
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 

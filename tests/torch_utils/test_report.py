@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.programs import run
+from tests.support.programs import run
 from torch_utils import CleanupReport, HostMemory, MemorySnapshot, StillHeld
 
 

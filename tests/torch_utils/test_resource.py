@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from support.counted_resource import Counted
-from support.programs import assert_clean, run
-from support.threads import in_threads
+from tests.support.counted_resource import Counted
+from tests.support.programs import assert_clean, run
+from tests.support.threads import in_threads
 from torch_utils import Resource, ResourceClosedError, closes_on_error
 
 
@@ -245,7 +245,7 @@ def test_closed_resources_are_freed() -> None:
     result = run(
         """
         import tracemalloc
-        from support.counted_resource import Counted
+        from tests.support.counted_resource import Counted
         with Counted():
             for _ in range(1000):
                 Counted().close()

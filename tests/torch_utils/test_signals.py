@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.programs import assert_clean, run
-from support.threads import errors_in_threads
+from tests.support.programs import assert_clean, run
+from tests.support.threads import errors_in_threads
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
 
 # What must be ended by a signal sleeps for so long that the test fails otherwise.

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from support.clean_exit import ENVIRONMENT, LINT, LINT_MODULE, RULES, lint_main, run_command
-from support.programs import ROOT
+from tests.support.clean_exit import ENVIRONMENT, LINT, LINT_MODULE, RULES, lint_main, run_command
+from tests.support.programs import ROOT
 
 DIRTY = """class A:
     def __del__(self):

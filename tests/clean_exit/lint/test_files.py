@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import LintResult, lint, python_files
+from tests.support.clean_exit import LintResult, lint, python_files
 
 
 def lint_files(folder: Path, **files: str) -> LintResult:

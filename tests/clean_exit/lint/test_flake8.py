@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import ENTRY_POINTS
+from tests.support.clean_exit import ENTRY_POINTS
 
 pytest.importorskip("flake8")
 

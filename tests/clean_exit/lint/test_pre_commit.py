@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import ROOT
+from tests.support.programs import ROOT
 
 DIRTY = "class A:\n    def __del__(self):\n        import os\n"
 CONFIG = """\

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_demo.documents.passages import PASSAGE_CHARS, Heading, cut, passages_of
-from support.programs import assert_clean, run
+from tests.support.programs import assert_clean, run
 
 PARAGRAPHS = st.lists(
     st.sampled_from(

@@ -12,8 +12,8 @@ import pytest
 
 from rag_demo.documents.document import Document
 from rag_demo.documents.sources import Reading, Skipped, read_source
-from support.pdf import pdf_of
-from support.rag_command import write_lines
+from tests.support.pdf import pdf_of
+from tests.support.rag_command import write_lines
 
 LONG = "A text that is long enough for a section of its own."
 

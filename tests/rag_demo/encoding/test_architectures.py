@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rag_demo import EmbeddingModel
-from support.rag_command import search, succeed
-from support.serving import ask
-from support.tiny_architectures import NAMES, write_architecture
-from support.tiny_model import write_tiny_reranker
+from tests.support.rag_command import search, succeed
+from tests.support.serving import ask
+from tests.support.tiny_architectures import NAMES, write_architecture
+from tests.support.tiny_model import write_tiny_reranker
 
 pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
 QUICK = ("distilbert", "static")

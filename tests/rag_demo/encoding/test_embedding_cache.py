@@ -14,7 +14,7 @@ import pytest
 from torch.overrides import TorchFunctionMode
 
 from rag_demo import EmbeddingModel
-from support.programs import assert_clean, run_forked
+from tests.support.programs import assert_clean, run_forked
 
 TEXTS = ["the cache", "how do i give memory back", "paris", "", "the cache"]
 MORE = [f"{number} the city" for number in range(120)]

@@ -20,8 +20,8 @@ import torch
 from rag_demo import EmbeddingModel
 from rag_demo.encoding.encoder import LIMITS, encode
 from rag_demo.errors import ModelError
-from support.programs import assert_clean, run
-from support.tiny_model import LAYERS, write_tiny_model
+from tests.support.programs import assert_clean, run
+from tests.support.tiny_model import LAYERS, write_tiny_model
 from torch_utils import ReleasedError
 
 pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.

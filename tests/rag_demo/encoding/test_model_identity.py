@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
-from support.programs import run_forked
-from support.rag_command import fail, info, succeed, write_lines
+from tests.support.programs import run_forked
+from tests.support.rag_command import fail, info, succeed, write_lines
 
 TEXTS = ["the cache", "how do i give memory back", "paris"]
 

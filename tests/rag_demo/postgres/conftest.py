@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 _NUMBERS = itertools.count()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.postgres_server import PASSWORD, PostgresServer
-from support.rag_command import fail, info, rag_demo, search, succeed, texts, write_lines
+from tests.support.postgres_server import PASSWORD, PostgresServer
+from tests.support.rag_command import fail, info, rag_demo, search, succeed, texts, write_lines
 
 OFF = ("--no-cache",)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from support.postgres_server import PASSWORD, PostgresServer
-from support.programs import ROOT, TIMEOUT_S, free_port
-from support.rag_command import succeed, write_lines
-from support.waiting import wait_for
+from tests.support.postgres_server import PASSWORD, PostgresServer
+from tests.support.programs import ROOT, TIMEOUT_S, free_port
+from tests.support.rag_command import succeed, write_lines
+from tests.support.waiting import wait_for
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML: see make test-postgres")
 TOKENS = {"--token-file": "secret-of-the-clients", "--admin-token-file": "secret-of-the-owner"}

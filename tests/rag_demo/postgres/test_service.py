@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
 from rag_demo import PgVectorRetriever
-from support.postgres_server import PASSWORD, PostgresServer
-from support.serving import TEXTS, Embedder, ask, make_index, search, serving
-from support.waiting import wait_for_async
+from tests.support.postgres_server import PASSWORD, PostgresServer
+from tests.support.serving import TEXTS, Embedder, ask, make_index, search, serving
+from tests.support.waiting import wait_for_async
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 
 pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
 from rag_demo import ModelMismatchError, PgVectorRetriever, PyTorchGPURetriever, RagDemoError
-from support.clean_exit import check
-from support.postgres_server import PASSWORD, PostgresServer
-from support.programs import IMPORT_PATH
-from support.small_collections import Hashed, text_of
+from tests.support.clean_exit import check
+from tests.support.postgres_server import PASSWORD, PostgresServer
+from tests.support.programs import IMPORT_PATH
+from tests.support.small_collections import Hashed, text_of
 from torch_utils import ResourceClosedError
 
 MODES = ("dense", "bm25", "hybrid")
@@ -359,7 +359,7 @@ def test_closed_retriever_leaves_no_connection_and_no_thread(
 EXITS = """
 import os, sys
 from rag_demo import PgVectorRetriever
-from support.small_collections import Hashed
+from tests.support.small_collections import Hashed
 
 retriever = PgVectorRetriever(Hashed(), sys.argv[1], sys.argv[2])
 retriever.add(["of the parent"], ids=["parent"])

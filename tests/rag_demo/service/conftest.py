@@ -24,6 +24,6 @@ def freeze_heap() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a small index that no test changes."""
-    from support.serving import make_index
+    from tests.support.serving import make_index
 
     return make_index(tmp_path_factory.mktemp("service") / "index")

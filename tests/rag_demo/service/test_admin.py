@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.serving import TEXTS, Embedder, ask, make_index, serving
-from support.waiting import wait_for_async
+from tests.support.serving import TEXTS, Embedder, ask, make_index, serving
+from tests.support.waiting import wait_for_async
 
 
 def test_unload_reports_and_next_query_loads_again(index: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rag_demo import RagDemoError
-from support.serving import Embedder, ask, load_hanging_model, read_settings, serving
-from support.waiting import wait_for_async
+from tests.support.serving import Embedder, ask, load_hanging_model, read_settings, serving
+from tests.support.waiting import wait_for_async
 
 
 @pytest.mark.slow

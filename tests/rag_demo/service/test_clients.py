@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.programs import TIMEOUT_S
-from support.serving import TEXTS, Embedder, ask, serving
+from tests.support.programs import TIMEOUT_S
+from tests.support.serving import TEXTS, Embedder, ask, serving
 
 pytestmark = pytest.mark.xdist_group("openai")
 openai: Any = None
@@ -178,8 +178,8 @@ def test_real_client_computes_the_models_values(
     name: str, index: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A program of its own asks a service on a port."""
-    from support.browsing import serving_on_a_port
-    from support.tiny_model import write_tiny_reranker
+    from tests.support.browsing import serving_on_a_port
+    from tests.support.tiny_model import write_tiny_reranker
 
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         pytest.skip(f"needs {name}: the dependency group service-test")

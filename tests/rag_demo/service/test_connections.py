@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import TIMEOUT_S
-from support.service_program import Service, service
-from support.serving import make_index
-from support.waiting import wait_for
+from tests.support.programs import TIMEOUT_S
+from tests.support.service_program import Service, service
+from tests.support.serving import make_index
+from tests.support.waiting import wait_for
 
 GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"
 SEARCH = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

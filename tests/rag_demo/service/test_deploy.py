@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from support.programs import ROOT, free_port
-from support.serving import ask, read_settings
+from tests.support.programs import ROOT, free_port
+from tests.support.serving import ask, read_settings
 
 DEPLOY = ROOT / "deploy"
 CLOSING_S = 10  # docs/service.md
 
 
 def test_health_check_needs_a_service(index: Path) -> None:
-    from support.browsing import serving_on_a_port
+    from tests.support.browsing import serving_on_a_port
 
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     command = json.loads(re.findall(r"^ +CMD (\[.*\])$", text, re.M)[0])
@@ -156,8 +156,8 @@ TOKEN = "token-of-a-client"
 def test_proxy_forwards_with_tls_and_token(name: str, index: Path, tmp_path: Path) -> None:
     import httpx
 
-    from support.browsing import serving_on_a_port
-    from support.waiting import wait_for
+    from tests.support.browsing import serving_on_a_port
+    from tests.support.waiting import wait_for
 
     program, openssl = shutil.which(name), shutil.which("openssl")
     if program is None or openssl is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import ask, make_index, search
+from tests.support.serving import ask, make_index, search
 
 FUZZ_S = 45
 TOKEN = "of-the-admin-of-the-admin"
@@ -37,7 +37,7 @@ checks.positive_data_acceptance.expected-statuses = [200, 413, 422, 429]
 @pytest.mark.slow
 def test_service_passes_schemathesis(tmp_path: Path) -> None:
     index = make_index(tmp_path / "index")
-    from support.browsing import serving_on_a_port
+    from tests.support.browsing import serving_on_a_port
 
     pytest.importorskip(
         "schemathesis", reason="needs schemathesis: the dependency group service-test"
@@ -110,7 +110,7 @@ def test_description_is_valid(described: Any) -> None:
 
 def test_settings_are_documented() -> None:
     """The table in docs/service.md is made of the settings."""
-    from support.programs import ROOT
-    from support.serving import settings_table
+    from tests.support.programs import ROOT
+    from tests.support.serving import settings_table
 
     assert settings_table() in (ROOT / "docs" / "service.md").read_text(encoding="utf-8")

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever
-from support.rag_command import succeed
-from support.serving import TEXTS, Embedder, ask, make_index, search, serving, waiting_tokens
-from support.waiting import wait_for_async
+from tests.support.rag_command import succeed
+from tests.support.serving import TEXTS, Embedder, ask, make_index, search, serving, waiting_tokens
+from tests.support.waiting import wait_for_async
 
 
 @pytest.fixture

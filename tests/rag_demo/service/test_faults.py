@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from support import service_program
-from support.programs import TIMEOUT_S
-from support.service_program import service
-from support.serving import TEXTS, make_index
-from support.waiting import wait_for
+from tests.support import service_program
+from tests.support.programs import TIMEOUT_S
+from tests.support.service_program import service
+from tests.support.serving import TEXTS, make_index
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 QUEUED_LINES = 2048  # docs/service.md

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import ask, search
+from tests.support.serving import ask, search
 
 
 def test_head_is_answered_where_get_is(index: Path) -> None:

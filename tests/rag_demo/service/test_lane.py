@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import (
+from tests.support.serving import (
     TEXTS,
     Embedder,
     PostgresError,
@@ -20,7 +20,7 @@ from support.serving import (
     serving,
     waiting_tokens,
 )
-from support.waiting import wait_for_async
+from tests.support.waiting import wait_for_async
 
 CLIENTS = 20
 

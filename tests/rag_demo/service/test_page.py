@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import serving
+from tests.support.serving import serving
 
 FOLDER = resources.files("rag_demo.service") / "page"
 
@@ -31,7 +31,7 @@ def test_page_is_served_without_token_and_with_policy(index: Path) -> None:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """Return a browser for all tests of this module."""
-    from support.browsing import CHROMIUM, HOW, browser
+    from tests.support.browsing import CHROMIUM, HOW, browser
 
     pytest.importorskip("playwright", reason=HOW)
     if not CHROMIUM.exists():
@@ -45,7 +45,7 @@ def open_page(
     chromium: Any, index: Path, *, scheme: str = "light", width: int = 1100, **options: Any
 ) -> Iterator[tuple[Any, list[str]]]:
     """Open the page of a new service; yield it and the list of its messages."""
-    from support.browsing import serving_on_a_port
+    from tests.support.browsing import serving_on_a_port
 
     with serving_on_a_port(index, **options) as url:
         page = chromium.new_page(viewport={"width": width, "height": 740}, color_scheme=scheme)
@@ -87,7 +87,7 @@ def test_search_shows_results_as_text(chromium: Any, index: Path) -> None:
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 320)])
 def test_page_is_accessible(chromium: Any, index: Path, scheme: str, width: int) -> None:
     """By axe: WCAG 2.2 AA, and nothing is wider than the screen. Pale text is the control."""
-    from support.browsing import HOW
+    from tests.support.browsing import HOW
 
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason=HOW).Axe()
     rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.serving import TEXTS, ask, search
-from support.tiny_model import write_tiny_reranker
+from tests.support.serving import TEXTS, ask, search
+from tests.support.tiny_model import write_tiny_reranker
 
 QUERY = "how do i give memory back"
 

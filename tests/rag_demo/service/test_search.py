@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rag_demo import FaissRetriever
-from support.serving import TEXTS, Embedder, ask, search, serving
+from tests.support.serving import TEXTS, Embedder, ask, search, serving
 
 FOLDER = "/secret/folder"
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT
-from support.rag_command import fail, rag_demo
-from support.service_program import Service, run_service, service
-from support.serving import make_index
-from support.waiting import wait_for
+from tests.support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT
+from tests.support.rag_command import fail, rag_demo
+from tests.support.service_program import Service, run_service, service
+from tests.support.serving import make_index
+from tests.support.waiting import wait_for
 
 GRACE_S = 25  # docs/service.md
 WAITING = 'rag_demo_waiting_tokens{lane="model"}'

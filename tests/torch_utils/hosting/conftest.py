@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.hosting_stub import Stub
+from tests.support.hosting_stub import Stub
 
 
 @pytest.fixture(autouse=True)

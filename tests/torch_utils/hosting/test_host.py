@@ -20,10 +20,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from support.hosting_stub import Stub, run, threads_inside
-from support.programs import TIMEOUT_S
-from support.threads import errors_in_threads
-from support.waiting import wait_for, wait_for_async
+from tests.support.hosting_stub import Stub, run, threads_inside
+from tests.support.programs import TIMEOUT_S
+from tests.support.threads import errors_in_threads
+from tests.support.waiting import wait_for, wait_for_async
 from torch_utils import (
     CleanupReport,
     ModelHost,

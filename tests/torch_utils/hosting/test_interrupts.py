@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from support.hosting_stub import Stub
-from support.interrupts import Interrupt, Place, interrupt_everywhere, send_sigint
-from support.threads import errors_in_threads
-from support.waiting import wait_for
+from tests.support.hosting_stub import Stub
+from tests.support.interrupts import Interrupt, Place, interrupt_everywhere, send_sigint
+from tests.support.threads import errors_in_threads
+from tests.support.waiting import wait_for
 from torch_utils import ModelHost, ModelPool, NoRoomError, TorchUtilsError
 
 

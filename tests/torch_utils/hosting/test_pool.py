@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from support.hosting_stub import Stub
-from support.programs import run_forked
-from support.threads import errors_in_threads
-from support.waiting import wait_for, wait_for_async
+from tests.support.hosting_stub import Stub
+from tests.support.programs import run_forked
+from tests.support.threads import errors_in_threads
+from tests.support.waiting import wait_for, wait_for_async
 from torch_utils import (
     DeviceMemory,
     MemorySnapshot,

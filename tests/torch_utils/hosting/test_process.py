@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.hosted_models import Model, load_and_leave, load_nothing
-from support.hosting_stub import run as run_loop
-from support.interrupts import Interrupt, Place, interrupt_everywhere
-from support.programs import Result, assert_clean, run
-from support.threads import errors_in_threads
-from support.waiting import is_there, wait_for, wait_for_async
+from tests.support.hosted_models import Model, load_and_leave, load_nothing
+from tests.support.hosting_stub import run as run_loop
+from tests.support.interrupts import Interrupt, Place, interrupt_everywhere
+from tests.support.programs import Result, assert_clean, run
+from tests.support.threads import errors_in_threads
+from tests.support.waiting import is_there, wait_for, wait_for_async
 from torch_utils import ModelHost, ModelProcessError, ResourceClosedError, is_out_of_memory
 
 
@@ -413,7 +413,7 @@ def test_interrupts_never_mix_up_results_or_keep_locks(host) -> None:
 PRELUDE = """
 import sys
 from functools import partial
-from support.hosted_models import Model
+from tests.support.hosted_models import Model
 from torch_utils import ModelHost
 def start(load):
     return ModelHost(load, name="stub", isolation="process")

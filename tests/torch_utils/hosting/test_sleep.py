@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from support.programs import run_forked
-from support.threads import errors_in_threads
-from support.waiting import wait_for
+from tests.support.programs import run_forked
+from tests.support.threads import errors_in_threads
+from tests.support.waiting import wait_for
 from torch_utils import (
     ModelHost,
     ModelInUseError,

@@ -26,8 +26,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from support.programs import TIMEOUT_S
-from support.releasing import gone, index_with_vectors, weak
+from tests.support.programs import TIMEOUT_S
+from tests.support.releasing import gone, index_with_vectors, weak
 from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
 
 

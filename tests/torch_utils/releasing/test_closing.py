@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from support.releasing import gone, weak
+from tests.support.releasing import gone, weak
 from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
 
 Log = list[tuple[str, str, int]]

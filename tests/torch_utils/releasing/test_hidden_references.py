@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import assert_clean, run, run_forked
-from support.releasing import garbage_collections, gone, weak, without_collector
+from tests.support.programs import assert_clean, run, run_forked
+from tests.support.releasing import garbage_collections, gone, weak, without_collector
 from torch_utils import SafePyTorchCleanup, find_batch_size, release
 
 INPUTS = torch.ones(1, 4)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import assert_clean, run_forked
-from support.releasing import gone, release_and_search, search_time, weak
+from tests.support.programs import assert_clean, run_forked
+from tests.support.releasing import gone, release_and_search, search_time, weak
 from torch_utils import release
 
 KEPT: dict[str, Any] = {}
@@ -107,7 +107,8 @@ def test_output_of_ipython_is_named(tmp_path: Path) -> None:
     from IPython.core.interactiveshell import InteractiveShell
     shell = InteractiveShell()
     cells = [
-        "import torch; from support.releasing import release_and_search; tensor = torch.ones(10)",
+        "from tests.support.releasing import release_and_search",
+        "import torch; tensor = torch.ones(10)",
         "tensor[1:]",
         "report = release_and_search(tensor)",
     ]

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from support.programs import assert_clean, run_forked
+from tests.support.programs import assert_clean, run_forked
 
 PRELUDE = """
 import threading, time

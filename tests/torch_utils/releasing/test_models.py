@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.releasing import gone, weak
+from tests.support.releasing import gone, weak
 from torch_utils import ReleasedError, release
 
 # Arguments that make a small layer, tried in this order.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.releasing import without_collector
+from tests.support.releasing import without_collector
 from torch_utils import SafePyTorchCleanup, release
 
 INPUTS = torch.ones(1, 4)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import assert_clean, run_forked
-from support.releasing import garbage_collections, gone, search_time, weak, without_collector
+from tests.support.programs import assert_clean, run_forked
+from tests.support.releasing import garbage_collections, gone, search_time, weak, without_collector
 from torch_utils import ReleasedError, release
 from torch_utils._runtime import FALLBACKS
 

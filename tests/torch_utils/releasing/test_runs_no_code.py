@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.releasing import release_and_search
+from tests.support.releasing import release_and_search
 from torch_utils import release
 
 ASKED: list[str] = []

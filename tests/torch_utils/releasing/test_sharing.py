@@ -19,8 +19,14 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import TIMEOUT_S, assert_clean, run_forked
-from support.releasing import garbage_collections, gone, release_and_search, weak, without_collector
+from tests.support.programs import TIMEOUT_S, assert_clean, run_forked
+from tests.support.releasing import (
+    garbage_collections,
+    gone,
+    release_and_search,
+    weak,
+    without_collector,
+)
 from torch_utils import ReleasedError, release
 
 INPUTS = torch.ones(1, 4)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.releasing import gone, weak
+from tests.support.releasing import gone, weak
 from torch_utils import release
 
 BYTES = 4_000_000

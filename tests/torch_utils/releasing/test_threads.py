@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import TIMEOUT_S, assert_clean, run_forked
-from support.releasing import optimizer_with_state
-from support.threads import in_threads
+from tests.support.programs import TIMEOUT_S, assert_clean, run_forked
+from tests.support.releasing import optimizer_with_state
+from tests.support.threads import in_threads
 from torch_utils import CleanupReport, ReleasedError, release
 
 

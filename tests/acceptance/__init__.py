@@ -1,1 +1,0 @@
-"""Acceptance material: what the packages must do, however they are built. See README.md."""

@@ -1,1 +1,0 @@
-"""Frozen: programs that leave cleanly or not, and what `clean-exit` has to say about them."""

@@ -1,1 +1,0 @@
-"""Frozen: programs with destructors, and what the linter has to say about each line of them."""

@@ -1,0 +1,154 @@
+"""Every dirty program is caught, by its finding; every clean twin is not; on every Python."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.clean_exit.exits.corpus import CLEAN, CORPUS, HANGS, NO_PROBE, SLOW, Pair
+from tests.support.clean_exit import FINDINGS, ExitReport, check
+from tests.support.other_pythons import other_pythons
+
+PYTHONS = {"this": sys.executable, **other_pythons()}
+FIRST = {pair.id: pair for pair in reversed(CORPUS)}
+# Of each finding one, and of each way to have another process: they are in `make test`, and run on
+# every Python. The rest are slow, and run on this Python, the oldest and the newest.
+SAMPLES = {
+    *map(str, FIRST.values()),
+    "unraisable-spawn",
+    "unraisable-fork",
+    "unraisable-exec-of-itself",
+    "unraisable-sub-interpreter",
+    "unraisable-task-exception",
+    "thread-error-exception-group",
+    "crash-in-a-shell",
+    "crash-fatal-error-of-a-child",
+    "leaked-semaphore-silenced",
+}
+
+
+def _cases() -> list[object]:
+    others = sorted(other_pythons(), key=lambda name: int(name.partition(".")[2]))
+    cases = []
+    for pair in CORPUS:
+        versions = others if str(pair) in SAMPLES else {*others[:1], *others[-1:]}
+        for version in ("this", *sorted(versions)):
+            marks = [] if str(pair) in SAMPLES and version == "this" else [pytest.mark.slow]
+            if waits(pair):  # They are run at once, so one worker has to have them all.
+                marks.append(pytest.mark.xdist_group("waiting"))
+            cases.append(pytest.param(pair, version, id=f"{pair}-{version}", marks=marks))
+    return cases
+
+
+def waits(pair: Pair) -> bool:
+    return pair.options in (HANGS, SLOW)
+
+
+def run(pair: Pair, which: str, python: str, folder: Path) -> ExitReport:
+    path = folder / "program.py"
+    path.write_text(pair.source(which))
+    options = {"timeout_s": 120.0, **pair.options}
+    if which == "clean":
+        options["timeout_s"] = 120.0  # Only what hangs has to wait for the end of its time.
+    return check(pair.line(python, str(path)), stdin=subprocess.DEVNULL, **options)
+
+
+@functools.cache
+def run_those_that_wait(version: str, samples: bool) -> dict[tuple[str, str], ExitReport]:
+    """Run the programs that do nothing for seconds, at once; the samples or the rest."""
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(6) as executor:
+        started = {}
+        for pair in (pair for pair in CORPUS if waits(pair) and (str(pair) in SAMPLES) == samples):
+            for which in ("dirty", "clean"):
+                own = Path(folder, f"{pair}-{which}")
+                own.mkdir()
+                started[str(pair), which] = executor.submit(run, pair, which, PYTHONS[version], own)
+        return {key: future.result() for key, future in started.items()}
+
+
+def report_on(pair: Pair, which: str, version: str, folder: Path) -> ExitReport:
+    if waits(pair):
+        return run_those_that_wait(version, str(pair) in SAMPLES)[str(pair), which]
+    return run(pair, which, PYTHONS[version], folder)
+
+
+def test_every_finding_has_a_program() -> None:
+    needs_pytest = {"unfinished-tests"}  # in tests/clean_exit/test_pytest_plugin.py
+    assert set(FIRST) == set(FINDINGS) - needs_pytest
+    assert SAMPLES <= {str(pair) for pair in CORPUS}
+
+
+@pytest.mark.parametrize(("pair", "version"), _cases())
+def test_dirty_program_is_caught(pair: Pair, version: str, tmp_path: Path) -> None:
+    """The finding is there, and no other kind is."""
+    report = report_on(pair, "dirty", version, tmp_path)
+    assert {finding.id for finding in report.findings} == {pair.id}, f"{report}\n{report.stderr}"
+    assert report.exit_code != 0
+    for name in re.findall(r"psm_\w+", str(report)):  # What was left is left: nobody else's task.
+        Path("/dev/shm", name).unlink(missing_ok=True)
+    if not pair.command and "-I" not in pair.flags:  # Isolated Pythons may go without a probe.
+        assert report.probed == (pair.prefix != NO_PROBE), str(report)
+
+
+@pytest.mark.parametrize(("pair", "version"), _cases())
+def test_clean_twin_is_not(pair: Pair, version: str, tmp_path: Path) -> None:
+    """The same program without its fault: no finding, and exit code 0."""
+    report = report_on(pair, "clean", version, tmp_path)
+    assert report.clean, f"{report}\n{report.stderr}"
+    assert report.exit_code == 0, f"{report}\n{report.stderr}"
+
+
+@pytest.mark.parametrize(
+    "version", ["this", *(pytest.param(name, marks=pytest.mark.slow) for name in other_pythons())]
+)
+@pytest.mark.parametrize("name", CLEAN)
+def test_what_only_looks_dirty_is_clean(name: str, version: str, tmp_path: Path) -> None:
+    report = run(Pair("", name, CLEAN[name]), "clean", PYTHONS[version], tmp_path)
+    assert report.clean, f"{report}\n{report.stderr}"
+
+
+def test_exit_code_alone_tells_nothing(tmp_path: Path) -> None:
+    """The control: these programs say 0, which is why there is a checker."""
+    silent = {"unraisable", "atexit-error", "thread-error"}
+    path = tmp_path / "program.py"
+    for pair in (pair for pair in CORPUS if str(pair) in SAMPLES and pair.id in silent):
+        path.write_text(pair.source("dirty"))
+        done = subprocess.run(
+            pair.line(sys.executable, str(path)), capture_output=True, check=False
+        )
+        assert done.returncode == 0, pair
+
+
+@pytest.mark.slow
+def test_clean_runs_under_load(tmp_path: Path) -> None:
+    """More runs at once than cores, beside busy processes: no alarm."""
+    burners = [
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 2)
+    ]
+    names = ["prints", "uses real finalizers", "has a daemon thread", "prints a caught traceback"]
+    pairs = [Pair("", name, CLEAN[name]) for name in names]
+    pairs.append(next(pair for pair in CORPUS if pair.id == "leaked-shared-memory"))
+
+    def once(number: int) -> ExitReport:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        return run(pairs[number % len(pairs)], "clean", sys.executable, folder)
+
+    try:
+        with ThreadPoolExecutor(8) as executor:
+            reports = list(executor.map(once, range(100)))
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    alarms = [report for report in reports if not report.clean or report.exit_code]
+    assert not alarms, "\n".join(map(str, alarms))

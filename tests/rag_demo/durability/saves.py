@@ -1,0 +1,319 @@
+"""What must hold of a saved index, whatever happens to the save or to its files.
+
+After a kill, a full disk or a second writer the folder holds the old index or the new
+one, and all of it. A folder with damaged files gives the right answers or one error that names it.
+
+``make torture-save`` and ``make fuzz-index`` run this at length, the tests for a short time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rag_demo import PyTorchGPURetriever, RagDemoError
+from tests.support.full_disk import files_of_at_most
+from tests.support.waiting import wait_for
+from tests.support.zygotes import Zygotes
+
+PROBES = [f"probe {number}" for number in range(4)]
+
+
+class Model:
+    """An embedding model that gives each text a vector of its own."""
+
+    name = "torture"
+    dimension = 32
+
+    def embed_documents(self, texts: Any) -> Any:
+        return np.stack([self.embed_query(text) for text in texts])
+
+    def embed_query(self, text: str) -> Any:
+        return _vector(text)
+
+
+@functools.cache
+def _vector(text: str) -> Any:
+    vector = np.random.default_rng(list(text.encode())).standard_normal(Model.dimension)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+def fill(retriever: PyTorchGPURetriever, number: int, count: int) -> None:
+    """Replace all documents by those of one save, in which everything names that save."""
+    retriever.add(
+        [f"save{number} document {row}" for row in range(count)],
+        [{"save": number, "row": row} for row in range(count)],
+        [f"id{row}" for row in range(count)],
+    )
+
+
+def save(folder: Path, number: int, count: int, model: Any = None) -> None:
+    with PyTorchGPURetriever(model or Model(), device="cpu") as retriever:
+        fill(retriever, number, count)
+        retriever.save(folder)
+
+
+def check_whole(folder: Path, count: int) -> int:
+    """Ask an index by vectors, words and filters; return the save that all of it belongs to."""
+    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
+        assert retriever.load(folder) == count
+        found = retriever.search_batch(PROBES, top_k=2 * count, mode="dense")
+        number = int(found[0][0].metadata["save"])
+        texts = [f"save{number} document {row}" for row in range(count)]
+        expected = {
+            f"id{row}": (text, {"save": number, "row": row}) for row, text in enumerate(texts)
+        }
+        vectors = Model().embed_documents(texts)
+        for probe, results in zip(PROBES, found, strict=True):
+            assert len(results) == count
+            assert {each.id: (each.text, each.metadata) for each in results} == expected
+            rows = [each.metadata["row"] for each in results]
+            scores = [each.score for each in results]
+            assert np.allclose(scores, vectors[rows] @ _vector(probe), atol=1e-5), "wrong vectors"
+            assert scores == sorted(scores, reverse=True)
+        words = retriever.search(f"save{number}", top_k=2 * count, mode="bm25")
+        assert {each.id for each in words} == set(expected), "wrong words"
+        assert len(retriever.search("probe", count, where={"save": number})) == count
+        assert retriever.search("probe", count, where={"save": number + 1}) == []
+    return number
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in files_of(folder))
+
+
+def check_size(folder: Path, clean: int) -> None:
+    """Assert that what was left behind is gone; a format may keep some room for changes."""
+    assert size_of(folder) < 5 * clean + 5_000_000
+
+
+WRITER = """
+import sys
+from tests.rag_demo.durability.saves import save_again_and_again
+save_again_and_again(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+def save_again_and_again(folder: str, count: int) -> None:
+    """Save until killed; each save has its own number, and a line on stdout."""
+    number = 0
+    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
+        while True:
+            number += 1
+            fill(retriever, number, count)
+            with contextlib.suppress(RagDemoError):  # Another writer is at work.
+                retriever.save(folder)
+            print(number, flush=True)
+
+
+class Writer:
+    """A process that saves again and again, until it is killed."""
+
+    def __init__(self, zygotes: Zygotes, folder: Path, count: int, logs: Path) -> None:
+        self._zygotes, self._count = zygotes, count
+        self._files = {name: logs / name for name in ("stdout", "stderr")}
+        self._arguments = (str(folder), str(count))
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        for file in self._files.values():
+            file.write_text("")
+        pid = self._zygotes.start(WRITER, *self._arguments, **self._files)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            code = self._zygotes.wait()
+            assert code == -signal.SIGKILL, self._files["stderr"].read_text()
+
+    def saves(self) -> int:
+        said = self._files["stderr"].read_text()
+        assert not said, said
+        return self._files["stdout"].read_text().count("\n")
+
+
+def torture_kills(kills: int, seed: int = 0, count: int = 2000) -> dict[str, float]:
+    """Kill a process within one of its first saves, at a moment that chance chooses."""
+    chance = random.Random(seed)
+    seen = set()
+    with tempfile.TemporaryDirectory() as name, contextlib.closing(Zygotes()) as zygotes:
+        folder = Path(name, "index")
+        started_s = time.perf_counter()
+        save(folder, 0, count)
+        save_s = time.perf_counter() - started_s
+        clean = size_of(folder)
+        writer = Writer(zygotes, folder, count, Path(name))
+        for _ in range(kills):
+            with writer.running():
+                wanted = chance.randrange(6)
+                wait_for(lambda wanted=wanted: writer.saves() >= wanted)
+                time.sleep(chance.uniform(0, save_s))
+            seen.add(check_whole(folder, count))
+        save(folder, 1, count)  # Removes what the killed processes left behind.
+        assert check_whole(folder, count) == 1
+        check_size(folder, clean)
+    return {"kills": kills, "different_states": len(seen)}
+
+
+def torture_writers(saves: int, count: int = 200) -> dict[str, float]:
+    """Save and read while another process saves: one error that names the folder, or success."""
+    refused = done = 0
+    seen = set()
+    with tempfile.TemporaryDirectory() as name, contextlib.closing(Zygotes()) as zygotes:
+        folder = Path(name, "index")
+        save(folder, 0, count)
+        writer = Writer(zygotes, folder, count, Path(name))
+        with writer.running():
+            wait_for(writer.saves)
+            for number in range(1, saves + 1):
+                seen.add(check_whole(folder, count))
+                try:
+                    save(folder, 1_000_000 + number, count)
+                    done += 1
+                except RagDemoError as error:
+                    assert str(folder) in str(error), error
+                    refused += 1
+        save(folder, 1, count)
+        assert check_whole(folder, count) == 1
+    return {"saves": done, "refused": refused, "different_states": len(seen)}
+
+
+def torture_full_disk(attempts: int, seed: int = 0, count: int = 200) -> dict[str, float]:
+    """Save where no file may grow beyond some size: one error, and the index as it was."""
+    chance = random.Random(seed)
+    failed = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder, fresh = Path(name, "index"), Path(name, "fresh", "index")
+        save(folder, 0, count)
+        clean, number = size_of(folder), 0
+        for _ in range(attempts):
+            limit = max(64, int(clean ** chance.uniform(0.3, 1.2)))
+            for target in (folder, fresh):
+                try:
+                    with files_of_at_most(limit):
+                        save(target, number + 1, count)
+                except RagDemoError as error:
+                    assert str(target) in str(error), error
+                    failed += 1
+                    assert target == fresh or check_whole(folder, count) == number
+                    assert files_of(fresh.parent) == []
+                else:
+                    assert check_whole(target, count) == number + 1
+                    if target == folder:
+                        number += 1
+            shutil.rmtree(fresh.parent, ignore_errors=True)
+        save(folder, 1, count)
+        assert check_whole(folder, count) == 1
+        check_size(folder, clean)
+    return {"attempts": 2 * attempts, "failed": failed}
+
+
+def mutate(content: bytes, chance: random.Random) -> bytes:
+    """Change a file as strangers, disks and transfers do."""
+    data = bytearray(content)
+    kind = chance.randrange(8)
+    place = chance.randrange(len(data) + 1)
+    if kind == 0 and data:
+        data[place % len(data)] ^= 1 << chance.randrange(8)
+    elif kind == 1:
+        del data[place:]
+    elif kind == 2:
+        data[place:place] = chance.randbytes(chance.randrange(1, 64))
+    elif kind == 3:
+        data[place : place + 8] = (2 ** chance.randrange(64)).to_bytes(8, "little")
+    elif kind == 4:
+        number = str(chance.choice([-1, 0, 2**31, 2**63, 10**30, 1e308]))
+        data[place : place + 4] = number.encode()
+    elif kind == 5:
+        data[place : place + 200] = chance.choice([b"[", b'{"a":', b'"', b"\\u0000"]) * 3000
+    elif kind == 6:
+        data.clear()
+    else:
+        half = place // 2
+        data[half:place], data[:half] = data[:half], data[half:place]
+    return bytes(data)
+
+
+def fuzz_index(damages: int, seed: int = 0, count: int = 40) -> dict[str, float]:
+    """Change, exchange and delete files of an index, and ask it."""
+    chance = random.Random(seed)
+    refused = unnoticed = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder, other = Path(name, "index"), Path(name, "other")
+        save(folder, 3, count)
+        save(other, 4, count)
+        files, others = files_of(folder), files_of(other)
+        contents = {path: path.read_bytes() for path in files}
+        assert check_whole(folder, count) == 3
+        largest = sum(map(len, contents.values()))
+        before = 0
+        for number in range(damages):
+            if number == min(200, damages // 2):
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            victim = chance.choice(files)
+            kind = chance.randrange(20)
+            if kind == 0:
+                victim.unlink()
+            elif kind == 1:
+                victim.write_bytes(contents[chance.choice(files)])
+            elif kind == 2:  # A mixture of two saves.
+                victim.write_bytes(chance.choice(others).read_bytes())
+            else:
+                victim.write_bytes(mutate(contents[victim], chance))
+            try:
+                assert check_whole(folder, count) == 3
+            except RagDemoError as error:
+                assert str(folder) in str(error), error
+                refused += 1
+            except AssertionError:
+                # Vectors and words have checksums. Of databases, SQLite checks the structure.
+                if not contents[victim].startswith(b"SQLite format 3"):
+                    raise
+                unnoticed += 1
+            shutil.rmtree(folder)
+            for path, content in contents.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert unnoticed < damages / 20, f"{unnoticed} texts were changed unnoticed"
+    assert grown < 1.5 * largest + 50e6, f"{grown} bytes more for files of {largest}"
+    return {"damages": damages, "refused": refused, "grown_bytes": grown}
+
+
+def torture_save(runs: int, seed: int = 0) -> dict[str, Any]:
+    return {
+        "kills": torture_kills(runs, seed),
+        "full_disks": torture_full_disk(runs, seed),
+        "writers": torture_writers(runs),
+    }
+
+
+if __name__ == "__main__":
+    what, runs, seed = sys.argv[1], int(sys.argv[2]), int(time.time())
+    started = time.perf_counter()
+    torture = {"save": torture_save, "fuzz": fuzz_index}[what]
+    print(f"seed: {seed}", flush=True)
+    result: dict[str, Any] = {"seed": seed, **torture(runs, seed)}
+    result["seconds"] = round(time.perf_counter() - started, 1)
+    print(result)
+    from benchmarks.results_file import write
+
+    write(f"torture_{what}", result)

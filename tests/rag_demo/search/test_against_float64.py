@@ -1,0 +1,353 @@
+"""Dense search against brute force in float64: any size, any dimension, any changes.
+
+`reference` says what counts as exact, and how ties are treated. The negative controls run the
+same check on retrievers that answer from rounded vectors, or that break ties another way.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from rag_demo import SearchResult
+from tests.rag_demo.search.reference import (
+    Float64Index,
+    GivenVectors,
+    check_all,
+    filled,
+    normal,
+    numbered,
+)
+from tests.support.retriever_kinds import KINDS, QUICK
+
+SLOW = pytest.mark.slow
+PLAIN = ["default", "faiss"]
+FEW_KINDS = [*QUICK, *(pytest.param(kind, marks=SLOW) for kind in KINDS if kind not in QUICK)]
+SHAPES = ("random", "near ties", "close", "duplicates", "clusters", "norms", "axes", "spikes")
+
+
+def shaped(shape: str, count: int, dimension: int, seed: int) -> Any:
+    """Make vectors that are alike, of all magnitudes, in clusters, along axes, or repeated."""
+    chance = np.random.default_rng(seed)
+    vectors = chance.standard_normal((count, dimension))
+    if shape == "near ties":  # Scores differ by about as much as float32 rounds.
+        vectors = vectors[:1] + 1e-7 * vectors
+    elif shape == "close":  # Float32 tells them apart, int8 does not.
+        vectors = vectors[:1] + 1e-3 * vectors
+    elif shape == "duplicates":
+        vectors = vectors[chance.integers(0, max(1, count // 10), count)]
+    elif shape == "clusters":
+        vectors = vectors[chance.integers(0, min(5, count), count)] + 1e-3 * vectors
+    elif shape == "norms":
+        vectors *= 10.0 ** chance.integers(-30, 30, (count, 1))
+    elif shape == "axes":
+        vectors = np.eye(dimension)[chance.integers(0, dimension, count)]
+    elif shape == "spikes":
+        vectors[:, 0] += 1e4 * (chance.random(count) < 0.5)
+    vectors = vectors.astype(np.float32)
+    vectors[~vectors.any(axis=1)] = 1
+    return vectors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW_KINDS)
+@given(
+    shape=st.sampled_from(SHAPES),
+    count=st.integers(1, 300),
+    dimension=st.sampled_from([1, 2, 7, 32, 65]),
+    seed=st.integers(0, 2**32 - 1),
+    top_k=st.sampled_from([1, 3, 10, 500]),
+    min_score=st.sampled_from([None, 0.5, 0.999]),
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+def test_answers_to_any_vectors_are_exact(
+    kind: str,
+    shape: str,
+    count: int,
+    dimension: int,
+    seed: int,
+    top_k: int,
+    min_score: float | None,
+) -> None:
+    documents = shaped(shape, count, dimension, seed)
+    queries = np.concatenate([documents[:1], normal(2, dimension, seed)])
+    with KINDS[kind](GivenVectors(documents, queries)) as retriever:
+        index = filled(retriever, GivenVectors(documents, queries))
+        check_all(retriever, index, top_k, min_score=min_score)
+
+
+# Count of documents, dimension, count of queries. Whatever a retriever does differently for few
+# and for many (one product of all, a scan in steps, candidates that are thinned out) lies between.
+SIZES = [
+    (0, 8, 2),
+    (1, 1, 2),
+    (33, 2, 2),
+    (1025, 512, 33),
+    (4097, 64, 3),
+    (20_000, 384, 40),
+    pytest.param(33_000, 32, 130, marks=SLOW),
+    pytest.param(70_000, 7, 70, marks=SLOW),
+    pytest.param(33_000, 512, 4, marks=SLOW),
+]
+
+
+@pytest.mark.parametrize("kind", FEW_KINDS)
+@pytest.mark.parametrize(("count", "dimension", "queries"), SIZES)
+def test_answers_of_any_size_are_exact(kind: str, count: int, dimension: int, queries: int) -> None:
+    model = GivenVectors(normal(count, dimension), normal(queries, dimension, seed=1))
+    with KINDS[kind](model) as retriever:
+        index = filled(retriever, model)
+        check_all(retriever, index, 10)
+        check_all(retriever, index, 5, where={"even": True})
+        check_all(retriever, index, 7, where={"hundred": 3}, min_score=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["default", pytest.param("faiss", marks=SLOW)])
+def test_answers_among_forty_thousand_near_ties_are_exact(kind: str) -> None:
+    """Every document is a candidate for every query, and there is not always room for them all."""
+    documents = 1 + 1e-4 * normal(40_000, 16)
+    model = GivenVectors(documents, 1 + 0.01 * normal(32, 16, seed=1))
+    with KINDS[kind](model) as retriever:
+        check_all(retriever, filled(retriever, model), 7)
+
+
+STEPS = {"int8": 1.0, "bfloat16": 2.0**-3, "float16": 2.0**-6}  # of numbers near 20, see below
+
+
+def misleading(dtype: str, count: int = 1_500, dimension: int = 256) -> GivenVectors:
+    """Make documents whose rounded copies err as much as a proven bound allows, both ways.
+
+    Ten documents lose almost half a step of the type in each number, all others gain almost half
+    a step. These score a little less, and much more if they are rounded. The query has nothing
+    where the first number is: this makes 127 the largest one, so that int8 has steps of 1, or the
+    length a power of two, so that normalizing moves no number to another step.
+    """
+    chance = np.random.default_rng(5)
+    step = STEPS[dtype]
+    steps = np.full((count, dimension), 20 / step)
+    best = np.zeros(count, bool)
+    best[chance.choice(count // 40, 10, replace=False) * 40] = True
+    for row in np.flatnonzero(~best):
+        steps[row, 1 + chance.choice(dimension - 1, 8, replace=False)] -= 1
+    documents = (steps + np.where(best, 0.49, 0.51)[:, None]) * step
+    rest = (documents[:, 1:] ** 2).sum(axis=1)
+    documents[:, 0] = 127 if dtype == "int8" else np.sqrt(512**2 - rest)
+    query = np.ones((1, dimension))
+    query[0, 0] = 0
+    signs = chance.choice([-1.0, 1.0], dimension)
+    return GivenVectors(documents * signs, np.repeat(query * signs, 3, axis=0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", STEPS)
+def test_answers_are_exact_where_rounding_misleads_most(kind: str, dtype: str) -> None:
+    model = misleading(dtype)
+    with KINDS[kind](model) as retriever:
+        check_all(retriever, filled(retriever, model), 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW_KINDS)
+@pytest.mark.parametrize("dimension", [1, 7, 384])
+def test_answers_do_not_depend_on_other_queries(kind: str, dimension: int) -> None:
+    """Alone, in any batch, in any order: the same documents with the same scores, to the bit."""
+    model = GivenVectors(normal(2_000, dimension), normal(70, dimension, seed=1))
+    queries = numbered(70)
+    shuffled = random.Random(3).sample(queries, 70)
+    with KINDS[kind](model) as retriever:
+        filled(retriever, model)
+        batch = dict(zip(queries, retriever.search_batch(queries, 9, mode="dense"), strict=True))
+        again = dict(zip(shuffled, retriever.search_batch(shuffled, 9, mode="dense"), strict=True))
+        assert again == batch
+        alone = [retriever.search(query, 9, mode="dense") for query in queries[:8]]
+        assert alone == list(batch.values())[:8]
+
+
+def test_no_queries_have_no_answers() -> None:
+    model = GivenVectors(normal(3, 4), normal(1, 4))
+    with KINDS["default"](model) as retriever:
+        filled(retriever, model)
+        assert retriever.search_batch([], 3) == []
+
+
+@SLOW
+@pytest.mark.parametrize("kind", PLAIN)
+def test_saved_index_of_many_bytes_is_exact_from_the_first_search_on(
+    kind: str, tmp_path: Path
+) -> None:
+    """What is checked, copied or cached bit by bit after opening changes no answer."""
+    model = GivenVectors(normal(36_000, 512), normal(24, 512, seed=1))
+    with KINDS[kind](model) as writer:
+        index = filled(writer, model)
+        writer.save(tmp_path / "index")
+    with KINDS[kind](model) as retriever:
+        assert retriever.load(tmp_path / "index") == 36_000
+        for query in numbered(24):
+            index.check([retriever.search(query, 7, mode="dense")], [query], 7)
+            if query == "3":
+                retriever.add(["5"], [{}], ["new"])
+                index.add(["5"], [{}], ["new"])
+        check_all(retriever, index, 9, where={"even": False})
+
+
+class Changes(RuleBasedStateMachine):
+    """Documents come, are replaced and go; in between everything is saved and loaded."""
+
+    vectors = np.concatenate([normal(900, 12), shaped("close", 900, 12, 2)])
+    # Of the last 200, each pair is one vector: these are exact ties.
+    model = GivenVectors(np.concatenate([vectors, np.repeat(vectors[:100], 2, 0)]), normal(8, 12))
+    counts = st.sampled_from([1, 1, 2, 40, 700])
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.retriever = KINDS[kind](self.model)
+        self.index = Float64Index(self.model)
+        self.folder = tempfile.TemporaryDirectory()
+
+    def teardown(self) -> None:
+        self.retriever.close()
+        self.folder.cleanup()
+
+    @initialize(count=st.sampled_from([0, 5, 1500]))
+    def begin(self, count: int) -> None:
+        if count:
+            self.change(count, 0)
+
+    @rule(count=counts, seed=st.integers(0, 2**16))
+    def change(self, count: int, seed: int) -> None:
+        chance = random.Random(seed)
+        names = chance.sample(numbered(3_000), count)
+        texts = [str(chance.randrange(len(self.model.documents))) for _ in names]
+        metadata = [{"odd": int(text) % 2} for text in texts]
+        assert self.retriever.add(texts, metadata, names) == names
+        self.index.add(texts, metadata, names)
+
+    @precondition(lambda self: self.index.documents)
+    @rule(count=counts, seed=st.integers(0, 2**16))
+    def delete(self, count: int, seed: int) -> None:
+        names = sorted(self.index.documents)
+        gone = [*random.Random(seed).sample(names, min(count, len(names))), "nobody"]
+        assert self.retriever.delete(gone) == self.index.delete(gone) == len(gone) - 1
+
+    @rule()
+    def delete_all(self) -> None:
+        assert self.retriever.delete(list(self.index.documents)) == len(self.index.documents)
+        self.index.documents.clear()
+
+    @rule()
+    def save_and_load(self) -> None:
+        path = Path(self.folder.name, "index")
+        self.retriever.save(path)
+        assert self.retriever.load(path) == len(self.index.documents)
+
+    @rule(query=st.integers(0, 7), top_k=st.sampled_from([1, 7, 5_000]))
+    def ask(self, query: int, top_k: int) -> None:
+        results = self.retriever.search(f"{query}", top_k, mode="dense")
+        self.index.check([results], [f"{query}"], top_k)
+
+    @rule(min_score=st.sampled_from([None, 0.4]))
+    def ask_all(self, min_score: float | None) -> None:
+        check_all(self.retriever, self.index, 6, min_score=min_score)
+
+    @invariant()
+    def some_answers_are_exact(self) -> None:
+        assert len(self.retriever) == len(self.index.documents)
+        results = self.retriever.search("1", 4, where={"odd": 1}, mode="dense")
+        self.index.check([results], ["1"], 4, where={"odd": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FEW_KINDS)
+def test_answers_after_any_changes_are_exact(kind: str) -> None:
+    run_state_machine_as_test(
+        partial(Changes, kind),
+        settings=settings(
+            max_examples=12,
+            stateful_step_count=15,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+class Stub:
+    """A retriever that is right, if nothing of it is replaced: for negative controls."""
+
+    def __init__(self, model: GivenVectors) -> None:
+        self.model = model
+        self.documents: list[tuple[str, str, dict[str, Any]]] = []
+
+    def add(self, texts: Any, metadata: Any, ids: Any) -> None:
+        self.documents += zip(ids, texts, metadata, strict=True)
+
+    def search(self, query: str, top_k: int, mode: str) -> list[SearchResult]:
+        names, texts, metadata = zip(*self.documents, strict=True)
+        scores = self.scores(self.model.embed_documents(texts), self.model.embed_query(query))
+        return [
+            SearchResult(rank, float(scores[n]), names[n], texts[n], metadata[n])
+            for rank, n in enumerate(self.order(names, scores)[:top_k], start=1)
+        ]
+
+    def search_batch(self, queries: Any, *arguments: Any, **options: Any) -> Any:
+        return [self.search(query, *arguments, **options) for query in queries]
+
+    def scores(self, vectors: Any, query: Any) -> Any:
+        lengths = np.linalg.norm(np.float64(vectors), axis=1) * np.linalg.norm(np.float64(query))
+        return (np.float64(vectors) * query).sum(axis=1) / lengths
+
+    def order(self, names: Any, scores: Any) -> list[int]:
+        return sorted(range(len(names)), key=lambda n: (-scores[n], names[n]))
+
+
+class TiesByPlace(Stub):
+    def order(self, names: Any, scores: Any) -> list[int]:
+        return np.argsort(-scores, kind="stable").tolist()
+
+
+def rounded(vectors: Any) -> Any:
+    """Round to int8 with one scale a row, and back."""
+    scales = np.abs(np.float64(vectors)).max(axis=-1, keepdims=True) / 127
+    return np.rint(vectors / scales) * scales
+
+
+class Rounds(Stub):
+    """Answers from int8 copies."""
+
+    def scores(self, vectors: Any, query: Any) -> Any:
+        return super().scores(rounded(vectors), query)
+
+
+@pytest.mark.parametrize(
+    ("naive", "right", "model"),
+    [
+        (Rounds, Stub, GivenVectors(normal(3_000, 64), normal(3, 64, 1))),
+        (Rounds, Stub, GivenVectors(shaped("close", 300, 7, 0), normal(3, 7, 1))),
+        (Rounds, Stub, misleading("int8")),
+        (TiesByPlace, Stub, GivenVectors(np.ones((30, 4)), normal(1, 4))),
+    ],
+    ids=["rounds", "rounds close ones", "rounds misleading ones", "ties by place"],
+)
+def test_naive_retrievers_fail_the_check(naive: Any, right: Any, model: GivenVectors) -> None:
+    retriever = right(model)
+    check_all(retriever, filled(retriever, model), 10)
+    retriever = naive(model)
+    index = filled(retriever, model)
+    with pytest.raises(AssertionError):
+        check_all(retriever, index, 10)

@@ -1,0 +1,43 @@
+"""The device of the tests over the stand-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.torch_utils.gpu.device import MB, Cuda
+
+_WHY = "the stand-in has no kernels, queued work, captures, virtual memory, IPC or NCCL"
+_NAMES = {
+    "test_shared_use": "arrays_of_other_libraries_keep_memory "
+    "views_and_autograd_graphs_keep_memory cuda_graph_replays_after_thorough_release "
+    "cuda_graph_keeps_its_pool release_during_capture_keeps_the_capture_valid",
+    "test_memory_is_back": "thorough_scope_frees_cuda_graph_pool "
+    "thorough_release_frees_cuda_graph_in_a_cycle thorough_scope_frees_compiled_model",
+    "test_allocator_settings": "expandable_segments_are_unmapped "
+    "thorough_release_empties_registered_pinned_cache",
+    "test_clean_exit": "shared_tensor_that_outlives_its_producer_is_reported "
+    "shared_tensor_of_waiting_producer_is_not_reported "
+    "process_group_that_was_not_destroyed_is_reported destroyed_process_group_is_not_reported",
+}
+SKIPPED = {f"{file}::test_{name}": _WHY for file, text in _NAMES.items() for name in text.split()}
+SKIPPED["test_ordinary_programs"] = _WHY
+
+
+class StandIn(Cuda):
+    """torch's allocators; only copies write values, not kernels."""
+
+    model_bytes, large_bytes, test_s = 256 * MB, 32 * MB, 600.0
+    skipped = SKIPPED
+
+    def tensor(self, nbytes: int, value: float = 1.0) -> Any:
+        import torch
+
+        return torch.full((nbytes // 4,), value).to(self.torch_name)
+
+    def holds(self, tensor: Any, value: float) -> bool:
+        return super().holds(tensor.cpu(), value)
+
+    def set_fault(self, name: str, calls: int = 0) -> None:
+        import ctypes
+
+        ctypes.CDLL(None).stand_in_set_fault(name.encode(), calls)

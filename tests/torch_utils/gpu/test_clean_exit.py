@@ -1,0 +1,185 @@
+"""clean-exit finds remaining processes, shared tensors and process groups."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+from clean_exit import ExitReport, check
+from tests.support.programs import IMPORT_PATH
+from tests.torch_utils.gpu.device import last, slow_rehearsal
+
+MB = 1 << 20
+
+
+def checked(
+    device: Any, folder: Path, program: str, *, limit_s: float = 60, **env: str
+) -> ExitReport:
+    """Check a program in a file, which spawned processes can import."""
+    path = folder / "program.py"
+    path.write_text(device.source(program))
+    paths = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(path)]
+    environment = {**os.environ, "PYTHONPATH": paths, **env}
+    report = check(command, timeout_s=limit_s, max_shutdown_s=limit_s, env=environment)
+    # Every control would be clean if its program failed.
+    assert report.returncode == 0, f"{report}\n{report.stdout}\n{report.stderr}"
+    return report
+
+
+def ids(report: ExitReport) -> set[str]:
+    return {finding.id for finding in report.findings}
+
+
+CHILD = """
+import subprocess, sys, os
+child = subprocess.Popen(
+    [sys.executable, "-c", '''
+import sys, time
+from {module} import {kind}
+device = {kind}()
+device.make_context()
+print("ready", flush=True)
+time.sleep(600)
+'''],
+    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+)
+assert child.stdout.readline() == b"ready\\n"
+{end}
+"""
+
+
+def with_child(device: Any, end: str) -> str:
+    """Return a program with a child that has a context, and the given last lines."""
+    return CHILD.format(module=type(device).__module__, kind=type(device).__name__, end=end)
+
+
+@slow_rehearsal
+def test_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
+    end = "child.returncode = 0  # The child outlives the program."
+    report = checked(device, tmp_path, with_child(device, end))
+    assert "orphan-process" in ids(report), str(report)
+
+
+def test_ended_child_is_not_reported(device: Any, tmp_path: Path) -> None:
+    end = "child.kill(); child.wait(); child.stdout.close()"
+    report = checked(device, tmp_path, with_child(device, end))
+    assert report.clean, str(report)
+
+
+SHARING = """
+import multiprocessing, os, sys, time
+import torch
+
+def hold(queue, done):
+    tensor = queue.get()
+    done.set()
+    time.sleep(3)
+    print(float(tensor[0]), flush=True)
+
+if __name__ == "__main__":
+    import torch.multiprocessing
+    context = torch.multiprocessing.get_context("spawn")
+    queue, done = context.Queue(), context.Event()
+    consumer = context.Process(target=hold, args=(queue, done), daemon=False)
+    consumer.start()
+    tensor = device.tensor(1 << 20)
+    queue.put(tensor)
+    done.wait()
+    {end}
+"""
+EARLY = """
+    multiprocessing.process._children.discard(consumer)  # Not joined at exit.
+    if device.name != "cuda":
+        # The warning of torch on a GPU.
+        place = "[W1121 04:00:00.123456789 CudaIPCTypes.cpp:16]"
+        what = "Producer process has been terminated before all shared CUDA tensors released."
+        print(place, what, "See Note [Sharing CUDA tensors]", file=sys.stderr)
+    del tensor
+"""
+
+
+@slow_rehearsal
+def test_shared_tensor_that_outlives_its_producer_is_reported(device: Any, tmp_path: Path) -> None:
+    report = checked(device, tmp_path, SHARING.format(end=EARLY))
+    assert "cuda-ipc" in ids(report), str(report)
+
+
+@slow_rehearsal
+def test_shared_tensor_of_waiting_producer_is_not_reported(device: Any, tmp_path: Path) -> None:
+    end = "consumer.join(); del tensor"  # torch warns if a variable still holds it.
+    report = checked(device, tmp_path, SHARING.format(end=end))
+    assert report.clean, str(report)
+
+
+GROUP = """
+import faulthandler, os, sys, tempfile
+faulthandler.dump_traceback_later({limit_s} - 3, exit=True)  # It shows which call hangs.
+import torch, torch.distributed as dist
+device.make_context()
+with tempfile.TemporaryDirectory() as folder:
+    dist.init_process_group(
+        device.process_group(), init_method=f"file://{{folder}}/store", rank=0, world_size=1
+    )
+    values = torch.ones(4, device=device.torch_name)
+    dist.all_reduce(values)
+    assert values.tolist() == [1, 1, 1, 1]
+    {end}
+faulthandler.cancel_dump_traceback_later()
+"""
+GROUP_S = 20  # Both tests start when all others have ended, and run beside each other.
+
+
+def checked_group(device: Any, folder: Path, end: str) -> ExitReport:
+    """Check a program with a process group; print NCCL's warnings, or all of its log on failure.
+
+    A machine may have no interface but the loopback. The other settings switch off what one
+    process on one GPU does not need and what may wait for hardware or a network.
+    """
+    log = folder / "nccl.log"
+    env = {
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_RAS_ENABLE": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_MNNVL_ENABLE": "0",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_FILE": str(log),
+    }
+    wanted = ""
+    try:
+        program = GROUP.format(end=end, limit_s=GROUP_S)
+        report = checked(device, folder, program, limit_s=GROUP_S, **env)
+        wanted = "WARN"
+    finally:
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        print(*(line for line in lines[-60:] if wanted in line), sep="\n", flush=True)
+    return report
+
+
+@last
+@slow_rehearsal
+def test_process_group_that_was_not_destroyed_is_reported(device: Any, tmp_path: Path) -> None:
+    _needs_backend(device)
+    report = checked_group(device, tmp_path, "")
+    assert "process-group-not-destroyed" in ids(report), str(report)
+
+
+@last
+@slow_rehearsal
+def test_destroyed_process_group_is_not_reported(device: Any, tmp_path: Path) -> None:
+    _needs_backend(device)
+    report = checked_group(device, tmp_path, "dist.destroy_process_group()")
+    assert "process-group-not-destroyed" not in ids(report), str(report)
+    assert report.clean, str(report)
+
+
+def _needs_backend(device: Any) -> None:
+    import torch.distributed
+
+    backend = device.process_group()
+    if not getattr(torch.distributed, f"is_{backend}_available")():
+        raise SkipTest(f"this torch has no {backend}")

@@ -1,0 +1,90 @@
+"""Rehearsals of `make test-gpu` and `make bench-gpu`, which later run unattended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import ROOT
+from tests.torch_utils.gpu import plain
+from tests.torch_utils.gpu.run import on_device
+
+
+def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_tests_without_time_are_left_out(tmp_path: Path) -> None:
+    """They are named, and count as a failure."""
+    done = on_device(tmp_path, "rehearsal", dict.fromkeys(plain.PARTS, 0.0), "test_pool")
+    left_out = {"outcome": "left out", "reason": "no time", "seconds": 0.0}
+    assert done["tests"] == {"test_ordinary_programs::test_pool_keeps_its_budget": left_out}
+    assert done["exit_code"] == 1
+
+
+@pytest.mark.slow
+def test_command_rehearses_one_test() -> None:
+    done = run("tests/torch_utils/gpu/run.py", "--rehearse", "--only", "test_pool")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n1 passed, 0 failed, 0 skipped, 0 left out" in done.stdout
+    assert done.stdout.endswith("left out for lack of time: nothing\n")
+
+
+@pytest.mark.slow
+def test_benchmark_finds_what_topk_finds_and_writes_no_results() -> None:
+    """So it does in each type; the encoders return the same vectors."""
+    folder = ROOT / "benchmarks" / "results"
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
+    done = run("benchmarks/gpu.py", "--rehearse", "--seconds", "1000")
+    assert done.returncode == 0 and "0 parts failed" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.endswith("left out: nothing\n"), done.stdout
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")} == before
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+    assert {row["agrees"] for row in rows if "agrees" in row} == {1.0}
+    cosines = [row["least_cosine"] for row in rows if "least_cosine" in row]
+    assert len(cosines) == 8 and min(cosines) > 0.99
+    ways = [set(row["ways"]) for row in rows if "ways" in row]
+    assert len(ways) == 4 and all("torch_utils" in names for names in ways)
+
+
+@pytest.mark.slow
+def test_benchmark_says_what_it_leaves_out_for_lack_of_a_package(tmp_path: Path) -> None:
+    """It then needs only torch."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "for name in 'tantivy transformers sentence_transformers accelerate rich'.split():\n"
+        "    sys.modules[name] = None\n"
+        "import importlib.util as util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *p: None if sys.modules.get(name, 0) is None "
+        "else find(name, *p)\n"
+    )
+    done = run("benchmarks/gpu.py", "--rehearse", "--seconds", "1000", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "will leave out search (needs tantivy)" in done.stdout
+    assert "will leave out encode (needs transformers, sentence_transformers)" in done.stdout
+    assert '"model": "tensors"' in done.stdout and "left out: search (needs" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    ["tests/torch_utils/gpu/run.py", pytest.param("benchmarks/gpu.py", marks=pytest.mark.slow)],
+)
+def test_commands_fail_without_a_gpu(command: str) -> None:
+    pytest.importorskip("torch")
+    done = run(command, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert "needs a CUDA device" in done.stdout and done.stdout.count("\n") == 1

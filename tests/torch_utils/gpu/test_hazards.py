@@ -1,0 +1,120 @@
+"""Programs that end, fork or spawn with CUDA in use release each model once, silently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support import programs
+from tests.torch_utils.gpu.device import slow_rehearsal
+
+RESOURCE = """
+import atexit, gc, os, sys
+import torch, torch_utils as t
+class Model(t.Resource):
+    def __init__(self):
+        self.model = device.model(1 << 20)
+    def _release(self):
+        os.write(1, b"released\\n")
+        model, self.model = self.model, None
+        t.release(model)
+"""
+
+
+def run(device: Any, program: str, *, released: int = 1, returncode: int = 0) -> Any:
+    """Run a program; assert a clean exit and the number of released models."""
+    result = device.run(RESOURCE + program)
+    device.assert_clean(result, returncode)
+    assert result.stdout.count("released\n") == released, str(result)
+    return result
+
+
+@slow_rehearsal
+def test_open_model_is_closed_silently_at_exit(device: Any) -> None:
+    """Only teardown could free the model, and an exit callback of the program still uses it."""
+    run(
+        device,
+        """
+sys.kept = torch.kept = model = Model()
+device.make_context()
+atexit.register(lambda: model.model(device.inputs(model.model)))
+""",
+    )
+
+
+@slow_rehearsal
+def test_late_destructors_empty_caches_silently(device: Any) -> None:
+    run(
+        device,
+        """
+class Last:
+    def __del__(self, t=t, calls=(
+        t.safe_cuda_empty_cache, t.is_cuda_available, t.get_device_info, t.memory_snapshot,
+        t.get_optimal_device, t.release,
+    ), clean=t.safe_tensor_cleanup):
+        clean("tensor", self)
+        for call in calls:
+            call()
+sys.last, torch.last, torch.cuda.last = Last(), Last(), Last()
+for last in (sys.last, torch.last, torch.cuda.last):
+    last.tensor = device.tensor(1 << 20)
+model = Model()
+""",
+    )
+
+
+@slow_rehearsal
+def test_forked_child_releases_nothing_of_its_parent(device: Any) -> None:
+    run(
+        device,
+        """
+model = Model()
+device.make_context()
+tensor = device.tensor(1 << 20)
+sys.stdout.flush()
+child = os.fork()
+if child == 0:
+    if device.name == "cuda":
+        assert t.safe_cuda_empty_cache() is False
+        assert t.memory_snapshot().devices == {}
+    t.release(tensor, thorough=True)  # At most an error in the report.
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert tensor.numel() and device.holds(tensor, 1)
+assert model.model(device.inputs(model.model)).isfinite().all()
+""",
+    )
+
+
+@slow_rehearsal
+def test_spawned_workers_close_their_own_models(device: Any) -> None:
+    program = device.source("""
+    import multiprocessing
+    import os
+    import torch_utils
+
+    class Model(torch_utils.Resource):
+        def __init__(self):
+            self.model = device.model(1 << 20)
+        def _release(self):
+            os.write(1, b"released\\n")
+            model, self.model = self.model, None
+            torch_utils.release(model)
+
+    def work(number):
+        global kept
+        kept = Model()
+        assert kept.model(device.inputs(kept.model)).isfinite().all()
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("spawn")
+        workers = [context.Process(target=work, args=(n,)) for n in range(COUNT)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert [worker.exitcode for worker in workers] == [0] * COUNT
+    """)
+    count = 2 if device.name == "cuda" else 1
+    result = programs.run(f"COUNT = {count}\n{program}", as_file=True)
+    device.assert_clean(result)
+    assert result.stdout == "released\n" * count, str(result)

@@ -1,0 +1,582 @@
+"""Ordinary programs on the device: memory comes back, and what stays computes the right values.
+
+No test believes the library's own reports. Models have random weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.torch_utils.gpu.device import MB, alone, needs, slow_rehearsal
+from torch_utils import (
+    ModelHost,
+    ModelPool,
+    ReleasedError,
+    SafePyTorchCleanup,
+    clear_exception_frames,
+    get_device_info,
+    is_out_of_memory,
+    measure,
+    memory_snapshot,
+    release,
+    safe_cuda_empty_cache,
+)
+
+
+@contextlib.contextmanager
+def all_memory_back(device: Any) -> Iterator[None]:
+    """Assert that the block leaves as much memory reserved as there was."""
+    before = device.reserved_bytes()
+    yield
+    device.empty_caches()
+    held = device.reserved_bytes() - before
+    assert held == 0, f"{held} bytes are not back"
+
+
+@contextlib.contextmanager
+def foreign_warnings_ignored() -> Iterator[None]:
+    """Ignore deprecations between other libraries."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def on(device: Any, model: Any) -> Any:
+    """Move a model to the device, and count its memory."""
+    model.to(device.torch_name)
+    device.watch(*model.parameters(), *model.buffers())
+    return model
+
+
+def transformers_config(device: Any, kind: str, **options: Any) -> Any:
+    """Return the configuration of a model: base size on a GPU, tiny in a rehearsal."""
+    import transformers
+
+    names = {"GPT2": ("n_embd", "n_layer", "n_head")}
+    width, layers, heads = names.get(
+        kind, ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    sizes = (768, 12, 12) if device.name == "cuda" else (64, 2, 4)
+    options |= dict(zip((width, layers, heads), sizes, strict=True)) | {"vocab_size": 1000}
+    return getattr(transformers, f"{kind}Config")(**options)
+
+
+def test_model_that_a_variable_and_a_list_still_name(device: Any) -> None:
+    """The control: without the release nothing comes back."""
+    with all_memory_back(device):
+        before = device.reserved_bytes()
+        model = device.model()
+        history = [model]
+        del model
+        gc.collect()
+        safe_cuda_empty_cache()
+        assert device.reserved_bytes() - before > 0.9 * device.model_bytes
+        release(history[0])
+        refused = False
+        try:
+            history[0](None)
+        except ReleasedError:
+            refused = True
+        assert refused, "a released model computes"
+
+
+@needs("transformers")
+@slow_rehearsal
+def test_bert_of_transformers(device: Any) -> None:
+    import torch
+    import transformers
+
+    words = torch.arange(64, device=device.torch_name).view(2, 32)
+    with all_memory_back(device):
+        config = transformers_config(device, "Bert", intermediate_size=256)
+        model = on(device, transformers.BertModel(config).eval())
+        with torch.no_grad():
+            output = model(words)
+            expected = output.last_hidden_state.clone()
+        device.watch(expected)
+        kept = model, output
+        release(model)
+        assert torch.equal(output.last_hidden_state, expected)
+        release(output, expected)
+    assert len(kept) == 2
+
+
+@needs("transformers")
+@slow_rehearsal
+def test_generation_with_a_cache(device: Any) -> None:
+    import torch
+    import transformers
+
+    words = torch.arange(8, device=device.torch_name)[None]
+    with all_memory_back(device):
+        config = transformers_config(device, "GPT2", bos_token_id=None, eos_token_id=None)
+        model = on(device, transformers.GPT2LMHeadModel(config).eval())
+        answers = [
+            model.generate(
+                words,
+                attention_mask=torch.ones_like(words),
+                max_new_tokens=8,
+                do_sample=False,
+                use_cache=use_cache,
+                return_dict_in_generate=True,
+                pad_token_id=0,
+            )
+            for use_cache in (True, False)
+        ]
+        sequences = [answer.sequences.tolist() for answer in answers]
+        assert sequences[0] == sequences[1]
+        release(model, answers)
+
+
+@needs("transformers", "sentence_transformers", "tokenizers", "safetensors")
+@slow_rehearsal
+def test_pipeline_and_sentence_transformer(device: Any, tmp_path: Path) -> None:
+    """The vectors of both are those that the CPU computes."""
+    import transformers
+    from sentence_transformers import SentenceTransformer
+
+    from tests.support.tiny_model import write_tiny_model
+
+    folder = write_tiny_model(tmp_path)
+    texts = ["give memory back", "paris"]
+
+    def embed(where: str) -> Any:
+        with SafePyTorchCleanup(thorough=True) as scope:
+            model = scope.manage(SentenceTransformer(str(folder), device=where))
+            device.watch(*model.parameters())
+            return model.encode(texts)
+
+    with all_memory_back(device):
+        assert abs(embed(device.torch_name) - embed("cpu")).max() < 1e-4
+        pipeline = transformers.pipeline(
+            "feature-extraction", model=str(tmp_path / "transformer"), device=device.torch_name
+        )
+        device.watch(*pipeline.model.parameters())
+        assert len(pipeline(texts)) == 2
+        release(pipeline, thorough=True)
+
+
+def test_training_loop_with_evaluation(device: Any) -> None:
+    """The loss falls, and a checkpoint in host memory stays."""
+    import torch
+
+    torch.manual_seed(0)
+    with all_memory_back(device):
+        model = device.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        inputs = device.inputs(model)
+        losses = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), inputs)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0]
+        device.watch(*(parameter.grad for parameter in model.parameters()))
+        checkpoint = {name: value.cpu().clone() for name, value in model.state_dict().items()}
+        release(model, optimizer, schedule, inputs, loss, thorough=True)
+    assert all(value.isfinite().all() for value in checkpoint.values())
+
+
+def test_stored_error_of_an_evaluation(device: Any) -> None:
+    """Its frames hold the outputs until they are cleared."""
+    with all_memory_back(device):
+
+        def evaluate() -> None:
+            outputs = device.tensor(device.large_bytes)
+            raise ValueError(f"wrong: {outputs.shape}")
+
+        before = device.reserved_bytes()
+        try:
+            evaluate()
+        except ValueError as error:
+            stored = error
+        gc.collect()
+        safe_cuda_empty_cache()
+        assert device.reserved_bytes() - before >= device.large_bytes, "the control"
+        clear_exception_frames(stored)
+
+
+@alone
+def test_out_of_memory_three_times_then_again(device: Any) -> None:
+    with all_memory_back(device):
+        capacity, errors = device.capacity_bytes(), []
+        for _ in range(3):
+            try:
+                with SafePyTorchCleanup(thorough=True) as scope:
+                    scope.manage(device.model())
+                    [device.take(int(0.4 * capacity)) for _ in range(4)]
+            except Exception as error:
+                errors.append(error)
+        assert len(errors) == 3 and all(map(is_out_of_memory, errors))
+        release(device.take(int(0.9 * capacity)))
+
+
+def test_host_cycles_stay_flat(device: Any) -> None:
+    with all_memory_back(device), ModelHost(device.model, keep_alive=-1) as host:
+        idle = []
+        for _ in range(5):
+            with host.lease() as model:
+                assert model(device.inputs(model)).isfinite().all()
+            host.unload()
+            safe_cuda_empty_cache()
+            idle.append(device.reserved_bytes())
+        assert idle == idle[:1] * 5
+
+
+def test_pool_keeps_its_budget(device: Any) -> None:
+    with all_memory_back(device):
+        before = device.reserved_bytes()
+        with ModelPool(budget_bytes={device.place: int(2.5 * device.model_bytes)}) as pool:
+            for name in "abc":
+                pool.add(name, device.model)
+            for name in "abcab":
+                with pool.lease(name) as model:
+                    assert model(device.inputs(model)).isfinite().all()
+                del model
+                safe_cuda_empty_cache()
+                assert device.reserved_bytes() - before < 2.6 * device.model_bytes
+
+
+def test_host_unloads_while_another_model_computes(device: Any) -> None:
+    wrong: list[Any] = []
+    with all_memory_back(device):
+        model = device.model(8 * MB)
+        inputs = device.inputs(model)
+        expected = model(inputs).detach()
+        stop = threading.Event()
+
+        def compute() -> None:
+            while not stop.is_set():
+                if not (model(inputs) - expected).abs().max() < 1e-4:
+                    wrong.append("values")
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        with ModelHost(device.model, keep_alive=-1) as host:
+            for _ in range(5):
+                with host.lease() as other:
+                    assert other(device.inputs(other)).isfinite().all()
+                del other
+                host.unload()
+        stop.set()
+        thread.join()
+        release(model, inputs, expected, thorough=True)
+    assert not wrong
+
+
+def test_release_beside_queued_kernels(device: Any) -> None:
+    """What was queued before the release computes with the weights."""
+    import torch
+
+    with all_memory_back(device), torch.no_grad():
+        model = device.model()
+        inputs = device.inputs(model)
+        expected = model(inputs).cpu()
+        device.keep_busy()
+        outputs = model(inputs)
+        release(model)
+        blocks = [device.tensor(device.model_bytes // 4, -1.0) for _ in range(4)]
+        device.synchronize()
+        assert (outputs.cpu() - expected).abs().max() < 1e-4
+        device.watch(outputs)
+        release(blocks, inputs, outputs, thorough=True)
+
+
+def test_shared_backbone_lives(device: Any) -> None:
+    import torch
+
+    with all_memory_back(device), torch.no_grad():
+        backbone = device.model()
+        heads = [torch.nn.Sequential(backbone, torch.nn.Linear(backbone[0].in_features, 2))
+                 for _ in range(2)]  # fmt: skip
+        for model in heads:
+            on(device, model[1])
+        inputs = device.inputs(backbone)
+        expected = heads[1](inputs).cpu()
+        release(heads[0])
+        assert (heads[1](inputs).cpu() - expected).abs().max() < 1e-4
+        release(heads[1], backbone, inputs, thorough=True)
+
+
+def test_float16_convolutions_in_channels_last(device: Any) -> None:
+    import torch
+
+    dtype = torch.float16 if device.name == "cuda" else torch.bfloat16
+    with all_memory_back(device), torch.no_grad():
+        # torch has no type for the next argument.
+        model: Any = torch.nn.Sequential(*(torch.nn.Conv2d(16, 16, 3, padding=1) for _ in "abc"))
+        on(device, model.to(dtype=dtype, memory_format=torch.channels_last))
+        images = torch.rand(4, 16, 32, 32, device=device.torch_name).to(dtype)
+        device.watch(images)
+        outputs = model(images.to(memory_format=torch.channels_last))
+        assert outputs.shape == images.shape and outputs.isfinite().all()
+        release(model, images, outputs, thorough=True)
+
+
+def test_four_threads_release_on_four_streams(device: Any) -> None:
+    errors: list[BaseException] = []
+
+    def work(number: float) -> None:
+        try:
+            for _ in range(5):
+                with device.other_stream() as stream:
+                    tensor = device.tensor(device.large_bytes // 8, number)
+                    result = tensor * 2
+                    release(tensor)
+                    other = device.tensor(device.large_bytes // 8, -1.0)
+                    if stream is not None:
+                        stream.synchronize()
+                    assert device.holds(result, 2 * number)
+                    release(result, other)
+        except BaseException as error:  # It is raised in the main thread.
+            errors.append(error)
+
+    with all_memory_back(device):
+        threads = [threading.Thread(target=work, args=(1.0 + n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+
+
+@alone
+def test_measure_waits_for_queued_work(device: Any) -> None:
+    """The clock of the host alone would show the time to queue it."""
+    import torch
+
+    taken = measure(device.keep_busy, warmup=1, repeat=3, device=device.torch_name).median_s
+    if device.name != "cuda":
+        assert taken >= 0.001
+        return
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started = time.perf_counter()
+    start.record()
+    device.keep_busy()
+    end.record()
+    queued_s = time.perf_counter() - started
+    device.synchronize()
+    true_s = start.elapsed_time(end) / 1e3
+    assert taken > 0.8 * true_s > 2 * queued_s, (taken, true_s, queued_s)
+
+
+def test_reports_describe_a_device_in_use(device: Any) -> None:
+    """A device that this process has not used is not asked for its name."""
+    import torch
+
+    tensor = device.tensor(device.large_bytes)
+    info, snapshot = get_device_info(), memory_snapshot()
+    if device.name == "cuda":
+        assert info["device_name"] == torch.cuda.get_device_name(0)
+        reserved = snapshot.devices[device.torch_name].reserved_bytes
+        assert reserved == device.reserved_bytes() >= device.large_bytes
+    else:
+        assert info["backend"] == "cpu" and snapshot.devices == {}
+    release(tensor)
+
+
+@needs("prometheus_client")
+def test_metrics_have_the_memory_of_the_device(device: Any) -> None:
+    import prometheus_client
+
+    from torch_utils.prometheus import register
+
+    registry = prometheus_client.CollectorRegistry()
+    register(registry)
+    tensor = device.tensor(device.large_bytes)
+    text = prometheus_client.generate_latest(registry).decode()
+    assert (f'device="{device.torch_name}"' in text) == (device.name == "cuda"), text
+    assert "torch_utils_" in text
+    release(tensor)
+
+
+@needs("accelerate")
+@slow_rehearsal
+def test_dispatch_and_offload_of_accelerate(device: Any) -> None:
+    """Its hooks hold the weights in other places."""
+    import accelerate
+    import torch
+
+    with all_memory_back(device), torch.no_grad():
+        model = device.model(8 * MB)
+        inputs = device.inputs(model)
+        expected = model(inputs)
+        device.watch(expected)
+        dispatched = accelerate.dispatch_model(
+            model, device_map={"": device.torch_name}, force_hooks=True
+        )
+        assert (dispatched(inputs) - expected).abs().max() < 1e-4
+        release(dispatched, thorough=True)
+        offloaded = accelerate.cpu_offload(
+            torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))),
+            execution_device=torch.device(device.torch_name),
+        )
+        assert offloaded(inputs[:, :64].contiguous()).isfinite().all()
+        release(offloaded, inputs, expected, thorough=True)
+
+
+@needs("peft", "transformers")
+@slow_rehearsal
+def test_peft_adapters_on_one_base(device: Any) -> None:
+    """An adapter goes, and the base with the other adapter computes the same."""
+    import peft
+    import torch
+    import transformers
+
+    words = torch.arange(16, device=device.torch_name)[None]
+    with foreign_warnings_ignored(), all_memory_back(device), torch.no_grad():
+        base = transformers.BertModel(transformers_config(device, "Bert", intermediate_size=256))
+        lora = peft.LoraConfig(r=4, target_modules=["query"], init_lora_weights=False)
+        model = peft.get_peft_model(base.eval(), lora, adapter_name="kept")
+        model.add_adapter("other", lora)
+        on(device, model)
+        model.set_adapter("kept")
+        expected = model(input_ids=words).last_hidden_state
+        device.watch(expected)
+        model.delete_adapter("other")
+        again = model(input_ids=words).last_hidden_state
+        assert (again - expected).abs().max() < 1e-4
+        del again
+        release(model, base, expected, thorough=True)
+
+
+@needs("lightning")
+@slow_rehearsal
+def test_trainer_of_lightning(device: Any, tmp_path: Path) -> None:
+    import lightning
+    import torch
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Linear(256, 256)
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return self.layers(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters())
+
+    with foreign_warnings_ignored(), all_memory_back(device):
+        data = torch.utils.data.TensorDataset(torch.rand(32, 256))
+        module = Module()
+        trainer = lightning.Trainer(
+            accelerator="gpu" if device.name == "cuda" else "cpu",
+            devices=1,
+            max_epochs=1,
+            default_root_dir=tmp_path,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
+        on(device, module)
+        release(trainer.optimizers, trainer, module, thorough=True)
+
+
+@needs("tantivy", "Stemmer", "numpy")
+def test_retriever_is_exact_and_returns_its_memory(device: Any) -> None:
+    import numpy as np
+
+    from rag_demo import PyTorchGPURetriever
+
+    chance = np.random.default_rng(0)
+    vectors = chance.standard_normal((3000, 48))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = np.argsort(-(vectors[:20] @ vectors.T), axis=1)[:, :5].astype(str).tolist()
+    names = list(map(str, range(len(vectors))))
+
+    class Vectors:
+        name, dimension = "vectors", 48
+
+        def embed_documents(self, texts: Sequence[str]) -> Any:
+            return vectors[list(map(int, texts))].astype(np.float32)
+
+        embed_queries = embed_documents
+
+        def embed_query(self, text: str) -> Any:
+            return self.embed_documents([text])[0]
+
+    for dtype in ("float32", "float16", "bfloat16"):
+        with all_memory_back(device):
+            with PyTorchGPURetriever(Vectors(), device=device.torch_name, dtype=dtype) as retriever:
+                retriever.add(names, ids=names)
+                found = retriever.search_batch(names[:20], 5, mode="dense")
+                assert [[result.id for result in results] for results in found] == expected
+            release(thorough=True)  # The workspaces of cuBLAS.
+
+
+@needs("sentence_transformers", "tokenizers", "safetensors", "numpy")
+@slow_rehearsal
+def test_embedding_model_unloads(device: Any, tmp_path: Path) -> None:
+    """The vectors are those that the CPU computes, also after it was loaded again."""
+    import numpy as np
+
+    from rag_demo import EmbeddingModel
+    from tests.support.tiny_model import write_tiny_model
+
+    folder, texts = write_tiny_model(tmp_path), ["give memory back", "paris"]
+    with EmbeddingModel(folder, device="cpu", dtype="float32") as model:
+        expected = model.embed_documents(texts)
+    with all_memory_back(device):
+        with EmbeddingModel(folder, device=device.torch_name, dtype="float32") as model:
+            for _ in range(2):
+                model.load_model()
+                assert np.abs(model.embed_documents(texts) - expected).max() < 1e-4
+                model.unload_model()
+                assert not model.is_loaded
+            release(thorough=True)  # The workspaces of cuBLAS.
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from tests.support.tiny_model import write_tiny_model
+from rag_demo.cli import main
+
+folder = Path(sys.argv[1])
+model = write_tiny_model(folder / "made")
+(folder / "texts").mkdir()
+(folder / "texts" / "a.txt").write_text("paris is the capital of france")
+(folder / "texts" / "b.txt").write_text("give memory back")
+
+def command(*words):
+    sys.argv = ["rag-demo", *map(str, words)]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
+
+options = "--model", model, "--device", device.torch_name
+command("index", folder / "texts", "--out", folder / "index", *options)
+command("search", folder / "index", "paris france", *options)
+"""
+
+
+@needs("rich", "click", "tantivy", "Stemmer", "tokenizers", "safetensors", "sentence_transformers")
+@slow_rehearsal
+def test_rag_demo_command(device: Any, tmp_path: Path) -> None:
+    """It finds the text, and exits cleanly."""
+    result = run_as_file(device, COMMAND, tmp_path)
+    device.assert_clean(result)
+    assert "capital" in result.stdout, str(result)
+
+
+def run_as_file(device: Any, program: str, folder: Path) -> Any:
+    from tests.support import programs
+
+    return programs.run(device.source(program), str(folder))
