@@ -24,6 +24,7 @@ from rag_demo import PyTorchGPURetriever
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.stores.index_writer import IndexWriter
+from rag_demo.stores.store import EmbeddedBatch
 from torch_utils import measuring, memory_snapshot
 
 ROUNDS = 5
@@ -80,7 +81,7 @@ def main() -> None:
             with IndexWriter(folder) as writer:
                 writer.clear(ModelIdentity("bench"))
                 owners, wholes = np.arange(count), np.zeros((count, 2), np.int32)
-                writer.append(enumerate(documents), owners, wholes, vectors.__getitem__, count)
+                writer.upsert(EmbeddedBatch(list(documents), owners, wholes, vectors, None))
                 writer.commit()
         row = {"save_s": taken.median_s}
         row["index_bytes"] = sum(path.stat().st_size for path in folder.iterdir())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -66,21 +66,6 @@ def shortened(vectors: Vectors, dimension: int) -> Vectors:
         return vectors
     first = vectors[:, :dimension]
     result: Vectors = first / np.linalg.norm(first, axis=1, keepdims=True)
-    return result
-
-
-def renumbered(owners: Rows, changes: Mapping[int, int], stop: int) -> Rows:
-    """Return owners of rows with other numbers; -1 stays.
-
-    Args:
-        owners: Shape (n,).
-        changes: The new numbers.
-        stop: All numbers in ``owners`` are smaller.
-    """
-    new = np.arange(stop + 1)
-    new[-1] = -1
-    new[list(changes)] = list(changes.values())
-    result: Rows = new[owners]
     return result
 
 

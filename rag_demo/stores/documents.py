@@ -79,22 +79,24 @@ class DocumentTable(Database):
                 )
 
     def replace_from(self, first: int, documents: Sequence[Document]) -> None:
-        """Replace all documents from a number on, in one transaction."""
-        # The connection commits or rolls back in C, where no interrupt can hit it.
-        with self.use() as connection, connection:
-            self.is_only_here = True
-            connection.execute("BEGIN")
-            # A change that failed may have left some.
-            query = "DELETE FROM main.documents WHERE number >= ?"
-            if connection.execute(query, (first,)).rowcount:
-                connection.execute("DELETE FROM main.metadata WHERE number >= ?", (first,))
-            self.insert(enumerate(documents, first))
+        """Store documents under the numbers from ``first`` on, in place of those that have these.
 
-    def known(self, ids: Sequence[str], alive: Mask) -> list[Document | None]:
-        """Return the document with each id; None if none of those that count has it."""
-        number_of = self.find(ids, alive)
-        found = dict(zip(number_of, self.get(list(number_of.values())), strict=True))
-        return [found.get(name) for name in ids]
+        They are one transaction, unless the writer of a folder has begun one.
+        """
+        numbered = enumerate(documents, first)
+        with self.use() as connection:
+            if connection.in_transaction:
+                self.insert(numbered)
+                return
+            # The connection commits or rolls back in C, where no interrupt can hit it.
+            with connection:
+                self.is_only_here = True
+                connection.execute("BEGIN")
+                # A change that failed may have left some.
+                query = "DELETE FROM main.documents WHERE number >= ?"
+                if connection.execute(query, (first,)).rowcount:
+                    connection.execute("DELETE FROM main.metadata WHERE number >= ?", (first,))
+                self.insert(numbered)
 
     def get(self, numbers: Sequence[int]) -> list[Document]:
         """Return documents by their numbers; none shares its metadata with another.

@@ -22,7 +22,7 @@ import re
 import sqlite3
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -44,13 +44,12 @@ from rag_demo.errors import (
     damaged,
     unwritable,
 )
+from rag_demo.stores.contents import GONE, Contents
 from rag_demo.stores.documents import SCHEMA, DamagedRowError, DocumentTable
 from rag_demo.stores.words import WordsFolder
-from rag_demo.vectors import Mask, Rows, Vectors
+from rag_demo.vectors import Rows, Vectors
 
 VERSION = 3
-GONE = -1
-"""The owner of a row whose document was deleted."""
 PIECE = 1 << 10
 """Rows of vectors, at most, that are written and checked together."""
 TABLES = (
@@ -59,7 +58,6 @@ TABLES = (
 )
 _PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
-_MOST_GONE = 1 << 10  # rows or numbers of deleted documents that are never worth a copy
 _ATTEMPTS = 20  # another process may replace the files while they are being opened
 _IS_BUSY = re.compile("database .*is locked|locking protocol")  # beginnings of SQLite's messages
 # Those about a disk, a quota or a permission. The database may be intact.
@@ -68,7 +66,6 @@ _IS_TRANSIENT = re.compile(
     "|out of memory"
 )
 
-Passages = npt.NDArray[np.int32]
 _Result = TypeVar("_Result")
 
 
@@ -320,43 +317,47 @@ def temporary_documents(path: Path | None = None, saved: Manifest | None = None)
     return documents
 
 
-def alive_of(owners: Rows, count: int) -> Mask:
-    """Return whether the document of each number exists, which has vectors: shape (count,)."""
-    alive = np.zeros(count + 1, bool)
-    alive[owners] = True  # `GONE` is -1: the last place.
-    return alive[:-1]
-
-
-def wastes_space(*gone: Mask) -> bool:
-    """Whether deleted documents have more than half of the rows, or of the numbers."""
-    return any(2 * np.count_nonzero(each) > max(len(each), _MOST_GONE) for each in gone)
-
-
-def read_pieces(database: sqlite3.Connection, manifest: Manifest) -> Any:
+def read_contents(
+    database: sqlite3.Connection, manifest: Manifest, documents: DocumentTable
+) -> tuple[Contents, Rows, Sequence[int]]:
     """Read which document each vector belongs to.
 
     Returns:
-        The owners, the passages, whether the document of each number exists, where each piece of
-        the file begins, and its checksum.
+        The contents, where each piece of the file begins and the last one ends, and the checksum
+        of each piece.
 
     Raises:
-        ValueError: They do not match the manifest.
+        DamagedRowError: They do not match the manifest.
     """
     rows = database.execute("SELECT owners, passages, row, checksum FROM pieces ORDER BY row")
     owners, passages, starts, checksums = list(zip(*rows, strict=True)) or ((), (), (), ())
-    owner: Rows = np.frombuffer(bytearray().join(owners), np.int64)
-    passage: Passages = np.frombuffer(bytearray().join(passages), np.int32).reshape(-1, 2)
-    expected = np.cumsum([0, *(len(each) // 8 for each in owners)])
-    is_whole = (
-        len(owner) == len(passage) == manifest.rows
-        and owner.min(initial=GONE) >= GONE
-        and owner.max(initial=GONE) < manifest.next_number
-        and np.array_equal(expected, [*starts, manifest.rows])
+    try:
+        owner: Rows = np.frombuffer(bytearray().join(owners), np.int64)
+        passage = np.frombuffer(bytearray().join(passages), np.int32).reshape(-1, 2)
+        expected = np.cumsum([0, *(len(each) // 8 for each in owners)])
+        is_whole = (
+            len(owner) == len(passage) == manifest.rows
+            and owner.min(initial=GONE) >= GONE
+            and owner.max(initial=GONE) < manifest.next_number
+            and np.array_equal(expected, [*starts, manifest.rows])
+        )
+    except (ValueError, TypeError):
+        is_whole = False
+    if is_whole:
+        alive = np.zeros(manifest.next_number + 1, bool)
+        alive[owner] = True  # `GONE` is the last place.
+        alive = alive[:-1]
+    if not is_whole or np.count_nonzero(alive) != manifest.count:
+        raise DamagedRowError("its pieces do not match its manifest")
+    contents = Contents(
+        documents=documents,
+        owners=owner,
+        spans=passage,
+        alive=alive,
+        count=manifest.count,
+        identity=manifest.model if manifest.rows else None,
     )
-    alive = alive_of(owner, manifest.next_number) if is_whole else None
-    if alive is None or np.count_nonzero(alive) != manifest.count:
-        raise ValueError("its pieces do not match its manifest")
-    return owner, passage, alive, expected, checksums
+    return contents, expected, checksums
 
 
 class SavedIndex:
@@ -369,10 +370,7 @@ class SavedIndex:
 
     Attributes:
         manifest: The manifest.
-        owners: The document of each row, or `GONE`: shape (n,).
-        passages: Start and stop of the passage of each row: shape (n, 2).
-        alive: Whether the document of each number exists.
-        documents: The documents.
+        contents: The documents, and the owner of each row.
         words: The full-text index, or None.
         words_index: It, open; None if it is damaged or tantivy cannot open it.
 
@@ -387,8 +385,8 @@ class SavedIndex:
     def _open(self, database: sqlite3.Connection, manifest: Manifest) -> None:
         path = self.folder / database_name(manifest.file_number)
         self.manifest = manifest
-        pieces = read_pieces(database, manifest)
-        self.owners, self.passages, self.alive, self._starts, self._checksums = pieces
+        documents = temporary_documents(path, manifest)
+        self.contents, self._starts, self._checksums = read_contents(database, manifest, documents)
         shape = (manifest.rows, manifest.dimension)
         self._is_checked, self._nbytes = False, 4 * shape[0] * shape[1]
         self._vectors_path = self.folder / manifest.vectors_name
@@ -404,9 +402,8 @@ class SavedIndex:
                 # Mapped privately: changes of the memory do not reach the file.
                 memory = mmap.mmap(self._file.fileno(), self._nbytes, access=mmap.ACCESS_COPY)
             self._mapped: Vectors = np.frombuffer(memory, np.float32).reshape(shape)
-            self.documents = temporary_documents(path, manifest)
-            stack.callback(self.documents.close)
-            with self.documents.use():  # It stays open, even if the file is removed.
+            stack.callback(documents.close)
+            with documents.use():  # It stays open, even if the file is removed.
                 pass
             self.words = manifest.words(self.folder)
             self.words_index = None
@@ -432,11 +429,12 @@ class SavedIndex:
 
     def check(self) -> None:
         """Check the database with all documents, and all vectors."""
-        with self.documents.use() as connection:  # Also the attached database.
+        documents = self.contents.documents
+        with documents.use() as connection:  # Also the attached database.
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise DamagedRowError(found)
-            if sum(1 for _ in self.documents.stream(self.alive)) != self.manifest.count:
+            if sum(1 for _ in documents.stream(self.contents.alive)) != self.manifest.count:
                 raise DamagedRowError("documents are missing")
         self.check_vectors()
 
@@ -506,6 +504,6 @@ class SavedIndex:
 
     def close(self) -> None:
         """Close all files. Arrays that are still referenced stay readable."""
-        self.documents.close()
+        self.contents.documents.close()
         self._mapped = np.empty((0, 0), np.float32)
         self._close()

@@ -11,12 +11,10 @@ import os
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,50 +27,33 @@ from rag_demo.errors import (
     MissingIndexError,
     RagDemoError,
 )
+from rag_demo.stores.contents import Contents, Passages
 from rag_demo.stores.documents import SCHEMA, DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import (
-    GONE,
     PIECE,
     TABLES,
     Manifest,
-    Passages,
     SavedIndex,
-    alive_of,
     as_bytes,
     busy,
     database_name,
     databases_of,
     index_errors,
     is_part,
-    read_pieces,
+    read_contents,
     reading,
     temporary_documents,
-    wastes_space,
     writing_errors,
 )
-from rag_demo.stores.store import EmbeddedBatch, batches_of, owners_of_older
+from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import WordsFolder, checksum_of, index_words
-from rag_demo.vectors import Mask, Rows, Vectors, check_dimension, renumbered
+from rag_demo.vectors import Rows, Vectors, check_dimension
 
 MOST_BEHIND = 1 << 13
 """Documents that a commit may leave out of the full-text index; a reader adds them itself."""
 
 log = logging.getLogger("rag_demo")
-
-
-class Known(NamedTuple):
-    """What a program remembers of a state that it has loaded or saved.
-
-    Attributes:
-        origin: The same object for all states that share their numbers of documents.
-        owners: The owner of each row.
-        next_number: The number of the next document.
-    """
-
-    origin: object
-    owners: Rows
-    next_number: int
 
 
 class IndexWriter:
@@ -83,12 +64,10 @@ class IndexWriter:
     Args:
         folder: The folder of the index. It is created if it is missing.
         start_over: Whether the first commit may replace a damaged index.
-        known: What the caller knows of committed states, by the ``commit`` of their manifests.
 
     Attributes:
         manifest: What is going to be committed; None in a folder without an index.
-        documents: The documents as they will be committed; `alive` says which of them count.
-        owners: The number of the document that each row belongs to, or `GONE`.
+        documents: All documents, by number.
         next_commit: The ``commit`` of the next manifest.
 
     Raises:
@@ -96,17 +75,10 @@ class IndexWriter:
             is writing into it; or the index is damaged.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        start_over: bool = False,
-        known: Mapping[str, Known] = MappingProxyType({}),
-    ) -> None:
-        self.folder, self._known = folder, known
+    def __init__(self, folder: Path, *, start_over: bool = False) -> None:
+        self.folder = folder
         self.manifest: Manifest | None = None
-        self.owners: Rows = np.empty(0, np.int64)
-        self._alive: Mask | None = None  # until it is needed
+        self._contents: Contents | None = None  # until it is needed
         self._starts: list[int] = []  # of the pieces
         self._committed: Manifest | None = None
         self.next_commit = os.urandom(8).hex()
@@ -150,8 +122,7 @@ class IndexWriter:
 
         def read(database: sqlite3.Connection, manifest: Manifest) -> None:
             self._open(manifest.file_number)
-            known = self._known.get(manifest.commit)
-            self._set_owners(known.owners if known else read_pieces(database, manifest)[0])
+            self._contents = None
             self._starts = [row for (row,) in database.execute("SELECT row FROM pieces")]
             self.manifest = self._committed = manifest
 
@@ -181,14 +152,12 @@ class IndexWriter:
                 connection.execute("BEGIN IMMEDIATE")
 
     @property
-    def alive(self) -> Mask:
-        """Whether the document of each number exists."""
-        if self._alive is None:
-            self._alive = alive_of(self.owners, self._manifest.next_number)
-        return self._alive
-
-    def _set_owners(self, owners: Rows) -> None:
-        self.owners, self._alive = owners, None
+    def contents(self) -> Contents:
+        """The documents as they are going to be committed."""
+        if self._contents is None:
+            with self.documents.use() as database:
+                self._contents, *_ = read_contents(database, self._manifest, self.documents)
+        return self._contents
 
     def clear(self, model: ModelIdentity, language: str = "") -> None:
         """Remove everything, and begin new files; the old ones are removed after `commit`."""
@@ -197,7 +166,7 @@ class IndexWriter:
         with writing_errors(self.folder):
             number = 1 + max(databases_of(path.name for path in self.folder.iterdir()), default=0)
             self._open(number, identity)
-        self._set_owners(np.empty(0, np.int64))
+        self._contents = Contents(documents=self.documents)
         self._starts = []
         language = language or before.language
         self.manifest = Manifest(model, file_number=number, identity=identity, language=language)
@@ -207,37 +176,45 @@ class IndexWriter:
         if self._manifest.language != language:
             self.manifest = replace(self._manifest, language=language, words_end=0)
 
-    def append(
-        self,
-        documents: Iterable[tuple[int, Document]],
-        owners: Rows,
-        passages: Passages,
-        take: Callable[[Rows], Vectors],
-        next_number: int,
-    ) -> None:
-        """Append documents and rows of vectors, and change the owners of present rows.
+    def upsert(self, batch: EmbeddedBatch) -> None:
+        """Add documents; see `rag_demo.stores.store.Store.upsert`."""
+        before = self.contents.owners
+        changed = self.contents.with_batch(batch)
+        self.write(changed, before, lambda rows: batch.vectors[rows - len(before)])
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Remove documents, and return how many; their data stay in the files for some time."""
+        before = self.contents
+        self.write(before.without(ids), before.owners, lambda rows: np.empty((0, 1), np.float32))
+        return before.count - self.contents.count
+
+    def write(self, contents: Contents, before: Rows, take: Callable[[Rows], Vectors]) -> None:
+        """Write new rows of vectors with their owners, and the changed owners of present rows.
 
         Args:
-            documents: Documents with numbers from ``manifest.next_number`` on.
-            owners: The number of the document of each row, also of present rows, or `GONE`:
-                shape (rows + n,).
-            passages: Start and stop of the passage of each new row; 0 and 0 for the whole
-                document: shape (n, 2).
+            contents: What is going to be committed, of documents that are in the database.
+            before: The owners of the present rows.
             take: Returns the vectors of new rows: shape (m, d), float32.
-            next_number: The new ``manifest.next_number``.
 
         Raises:
             ValueError: The vectors have another dimension than those of the index.
         """
-        present = len(self.owners)
-        with writing_errors(self.folder):
-            self.documents.insert(documents)
-            self._change_owners(owners[:present])
+        owners, present = contents.owners, len(before)
+        changed = np.flatnonzero(owners[:present] != before)
+        ends = [*self._starts[1:], present]
+        with writing_errors(self.folder), self.documents.use() as connection:
+            pieces = np.searchsorted(self._starts, changed, "right") - 1
+            for piece in dict.fromkeys(pieces.tolist()):
+                start = self._starts[piece]
+                some = owners[start : ends[piece]].tobytes()
+                connection.execute("UPDATE pieces SET owners = ? WHERE row = ?", (some, start))
             for start in range(present, len(owners), PIECE):
                 rows = np.arange(start, min(start + PIECE, len(owners)))
-                self._append_piece(owners[rows], passages[rows - present], take(rows))
-        self._set_owners(owners)
-        self.manifest = replace(self._manifest, next_number=next_number)
+                self._append_piece(owners[rows], contents.spans[rows], take(rows))
+        self._contents = contents
+        self.manifest = replace(
+            self._manifest, next_number=contents.next_number, count=contents.count
+        )
 
     def _append_piece(self, owners: Rows, passages: Passages, vectors: Vectors) -> None:
         manifest, dimension = self._manifest, vectors.shape[1]
@@ -256,49 +233,25 @@ class IndexWriter:
         self._starts.append(manifest.rows)
         self.manifest = replace(manifest, rows=manifest.rows + len(vectors), dimension=dimension)
 
-    def _change_owners(self, owners: Rows) -> None:
-        rows = np.flatnonzero(owners != self.owners)
-        changed = np.searchsorted(self._starts, rows, "right") - 1
-        ends = [*self._starts[1:], len(owners)]
-        with self.documents.use() as connection:
-            for piece in dict.fromkeys(changed.tolist()):
-                start = self._starts[piece]
-                some = owners[start : ends[piece]].tobytes()
-                connection.execute("UPDATE pieces SET owners = ? WHERE row = ?", (some, start))
-        self._set_owners(owners)
-
-    def upsert(self, batch: EmbeddedBatch) -> None:
-        """Add documents; see `rag_demo.stores.store.Store.upsert`."""
-        changes = owners_of_older(batch, self.documents, self.alive)
-        first = self._manifest.next_number
-        present = len(self.owners)
-        self.append(
-            enumerate(batch.documents, first),
-            np.concatenate([renumbered(self.owners, changes, first), batch.owners + first]),
-            batch.spans,
-            lambda rows: batch.vectors[rows - present],
-            first + len(batch.documents),
-        )
-
-    def delete(self, ids: Sequence[str]) -> int:
-        """Remove documents, and return how many; their data stay in the files for some time."""
-        gone = dict.fromkeys(self.documents.find(ids, self.alive).values(), GONE)
-        self._change_owners(renumbered(self.owners, gone, self._manifest.next_number))
-        return len(gone)
-
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """Return a document for each id; None for an unknown one."""
-        return self.documents.known(ids, self.alive)
+        return self.contents.get(ids)
 
     def matching(self, where: Where) -> list[str]:
         """Return the ids of the documents that match a filter."""
-        return self.documents.page(self.documents.matching(where, self.alive))
+        return self.contents.matching(where)
 
     def of_files(self, files: Sequence[str] | None) -> list[str]:
         """Return the ids of the documents of files; None for all documents."""
+        alive = self.contents.alive
         if files is None:
-            return self.documents.ids(np.flatnonzero(self.alive))
-        return self.documents.of_files(files, self.alive)
+            return self.documents.ids(np.flatnonzero(alive))
+        return self.documents.of_files(files, alive)
+
+    @property
+    def count(self) -> int:
+        """How many documents there are."""
+        return self.contents.count
 
     def check(self) -> None:
         """Check the committed database and vectors.
@@ -309,46 +262,19 @@ class IndexWriter:
         with contextlib.closing(SavedIndex(self.folder)) as saved:
             saved.check()
 
-    def catch_up_words(self, most_behind: int = 0, known: WordsFolder | None = None) -> None:
-        """Add new documents to the full-text index, if it lacks more than ``most_behind``.
-
-        Args:
-            most_behind: How many documents may be missing.
-            known: A folder with more documents of this numbering, from which to begin.
-        """
-        manifest = self._manifest
-        if known is None or known.end <= manifest.words_end:
-            if manifest.next_number - manifest.words_end <= most_behind:
-                return
-            known = manifest.words(self.folder)
-        changed = replace(manifest, words_number=manifest.words_number + 1)
-        new = self.folder / changed.words_name
-        try:
-            index_words(new, known, self.documents, self.alive, manifest.language)
-            for path in new.iterdir():
-                shutil.copymode(self.folder / database_name(manifest.file_number), path)
-            checksum = checksum_of(new)
-        except (ValueError, OSError) as error:
-            log.debug("an index is saved without its full-text index: %s", error)
-            return
-        self.manifest = replace(changed, words_end=manifest.next_number, words_checksum=checksum)
-
     def keep(self, source: str | None, *, finished: bool) -> None:
         """Commit all changes, and go on; make the files again if they waste space."""
-        starts_over = finished and wastes_space(self.owners == GONE, ~self.alive)
-        if finished and not starts_over:
-            self.catch_up_words()
-        self.commit(source, finished=finished)
+        starts_over = finished and self.contents.wastes_space
+        may_lack = 0 if finished and not starts_over else MOST_BEHIND
+        self.commit(source, finished=finished, words_may_lack=may_lack)
         if not starts_over:
             return
         try:
             with contextlib.closing(SavedIndex(self.folder)) as old:
                 self.clear(old.manifest.model)
-                parts = old.documents, old.owners, old.passages, old.alive, old.take
-                for batch in batches_of(*parts, old.manifest.model):
+                for batch in old.contents.batches(old.take):
                     self.upsert(batch)
-                self.catch_up_words()
-                self.commit(source)
+                self.commit(source, words_may_lack=0)
         except DamagedIndexError:
             raise
         except RagDemoError as error:
@@ -360,23 +286,24 @@ class IndexWriter:
         source: str | None = None,
         *,
         finished: bool = True,
-        words: WordsFolder | None = None,
+        words: Callable[[], WordsFolder | None] = lambda: None,
+        words_may_lack: int = MOST_BEHIND,
     ) -> None:
         """Make all changes since the last commit durable.
 
         Args:
             source: What is indexed.
             finished: Whether all of it is.
-            words: A full-text index of this numbering, from which to begin.
+            words: Returns a full-text index of these documents, from which to begin.
+            words_may_lack: How many documents the full-text index may lack.
 
         Raises:
             IndexFileError: The index cannot be written. It is what it was before.
         """
-        self.catch_up_words(MOST_BEHIND, words)
+        if self._manifest.next_number - self._manifest.words_end > words_may_lack:
+            self._write_words(words())
         commit, before = self.next_commit, self._committed
-        manifest = replace(
-            self._manifest, source=source, finished=finished, commit=commit, count=self.count
-        )
+        manifest = replace(self._manifest, source=source, finished=finished, commit=commit)
         vectors = manifest.vectors_name
         with writing_errors(self.folder), self.documents.use() as connection:
             is_new = before is None or not (before.rows and before.names(vectors))
@@ -395,10 +322,22 @@ class IndexWriter:
             self._is_known, self.next_commit = True, os.urandom(8).hex()
             connection.execute("BEGIN IMMEDIATE")
 
-    @property
-    def count(self) -> int:
-        """How many documents there are."""
-        return int(np.count_nonzero(self.alive))
+    def _write_words(self, known: WordsFolder | None) -> None:
+        """Write a full-text index of all documents, if that is possible."""
+        manifest = self._manifest
+        if known is None or known.end <= manifest.words_end:
+            known = manifest.words(self.folder)
+        changed = replace(manifest, words_number=manifest.words_number + 1)
+        new = self.folder / changed.words_name
+        try:
+            index_words(new, known, self.documents, self.contents.alive, manifest.language)
+            for path in new.iterdir():
+                shutil.copymode(self.folder / database_name(manifest.file_number), path)
+            checksum = checksum_of(new)
+        except (ValueError, OSError) as error:
+            log.debug("an index is saved without its full-text index: %s", error)
+            return
+        self.manifest = replace(changed, words_end=manifest.next_number, words_checksum=checksum)
 
     def __enter__(self) -> IndexWriter:
         return self

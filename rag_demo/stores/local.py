@@ -5,29 +5,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from rag_demo.documents.document import Document
-from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
+from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexChangedError, RagDemoError
 from rag_demo.exact_search.scores import Pairs
 from rag_demo.searching.results import SearchResult, Stats
-from rag_demo.stores.documents import DocumentTable
+from rag_demo.stores.contents import Contents
 from rag_demo.stores.filters import Where
-from rag_demo.stores.index_folder import (
-    GONE,
-    Manifest,
-    Passages,
-    SavedIndex,
-    temporary_documents,
-    wastes_space,
-)
-from rag_demo.stores.index_writer import IndexWriter, Known
+from rag_demo.stores.index_folder import Manifest, SavedIndex, temporary_documents
+from rag_demo.stores.index_writer import IndexWriter
 from rag_demo.stores.ranking import (
     FUSED_FROM,
     Order,
@@ -37,9 +30,9 @@ from rag_demo.stores.ranking import (
     fused_scores,
     rank,
 )
-from rag_demo.stores.store import EmbeddedBatch, batches_of, owners_of_older, unused_ids
+from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
-from rag_demo.vectors import Mask, Rows, Vectors, check_dimension, renumbered
+from rag_demo.vectors import Mask, Rows, Vectors, check_dimension
 from torch_utils import ResourceClosedError, clear_exception_frames
 
 
@@ -88,23 +81,13 @@ class VectorRows(Protocol):
         """Return the device, the dtype that is searched, and the bytes of the vectors."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Documents, their rows of vectors, and which of them still exist.
-
-    Snapshots never change: `with_batch` and `without` return others, or raise. Each document has a
-    number. Replacing or deleting a document only marks its number. When more than half of the rows
-    belong to such documents, the others are copied and get new numbers.
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(Contents):
+    """Contents with their vectors and words. Snapshots never change.
 
     Attributes:
         vectors: One row for each whole document and for each of its passages.
         words: The full-text index. It learns of new documents when it is searched.
-        documents: The documents, by number.
-        owners: The number of each row's document, or `GONE`: int64.
-        spans: Start and stop of each row's passage; 0 and 0 for the whole: shape (rows, 2).
-        alive: Whether the document of each number exists: bool.
-        count: How many documents exist.
-        identity: The model that made the vectors.
         saved: The saved index with the first documents, or None.
         origin: The same object in all snapshots that share their numbers.
         order: The place of each document in the order of ids, once it is needed.
@@ -112,102 +95,47 @@ class Snapshot:
 
     vectors: VectorRows
     words: TextIndex
-    documents: DocumentTable = field(default_factory=temporary_documents)
-    owners: Rows = field(default_factory=lambda: np.empty(0, np.int64))
-    spans: Passages = field(default_factory=lambda: np.empty((0, 2), np.int32))
-    alive: Mask = field(default_factory=lambda: np.empty(0, bool))
-    count: int = 0
-    identity: ModelIdentity | None = None
     saved: SavedIndex | None = None
     origin: object = field(default_factory=object)
     order: list[Rows] = field(default_factory=list, init=False)
 
+    @classmethod
+    def empty(cls, vectors: VectorRows, language: str) -> Snapshot:
+        """Return a snapshot without documents."""
+        return cls(documents=temporary_documents(), vectors=vectors, words=TextIndex(language))
+
     def emptied(self) -> Snapshot:
         """Return a snapshot without documents, with the same settings."""
-        return Snapshot(self.vectors.empty_copy(), TextIndex(self.words.language))
+        return self.empty(self.vectors.empty_copy(), self.words.language)
 
     @classmethod
     def load(cls, vectors: VectorRows, saved: SavedIndex) -> Snapshot:
         """Return the snapshot of a saved index. Its files are read when they are needed."""
-        manifest = saved.manifest
         return cls(
-            vectors.with_saved_rows(saved),
-            TextIndex(manifest.language, saved.words, saved.words_index),
-            saved.documents,
-            saved.owners,
-            saved.passages,
-            saved.alive,
-            manifest.count,
-            manifest.model if manifest.rows else None,
-            saved,
+            **vars(saved.contents),
+            vectors=vectors.with_saved_rows(saved),
+            words=TextIndex(saved.manifest.language, saved.words, saved.words_index),
+            saved=saved,
         )
 
-    @property
-    def next_number(self) -> int:
-        """The number of the next document."""
-        return len(self.alive)
-
-    def with_batch(self, batch: EmbeddedBatch) -> Snapshot:
-        """Add documents; a document replaces an older one with its id.
-
-        Raises:
-            ValueError, ModelMismatchError: See `Store.upsert`.
-        """
-        refuse_other_vectors(self.identity if self.count else None, batch.identity)
-        first = self.next_number
-        changes = owners_of_older(batch, self.documents, self.alive)
-        if self.vectors.dimension and len(batch.vectors):
+    def upserted(self, batch: EmbeddedBatch) -> Snapshot:
+        """Add documents with their vectors."""
+        if not len(batch.vectors):
+            return self.with_batch(batch)
+        if self.vectors.dimension:
             check_dimension(batch.vectors, self.vectors.dimension)
-        here = self._renumbered(changes)
-        here.documents.replace_from(first, batch.documents)
-        return replace(
-            here,
-            vectors=here.vectors.extended(batch.vectors) if len(batch.vectors) else here.vectors,
-            owners=np.concatenate([here.owners, batch.owners + first]),
-            spans=np.concatenate([here.spans, batch.spans]),
-            alive=np.concatenate([here.alive, np.ones(len(batch.documents), bool)]),
-            count=here.count + len(batch.documents),
-            identity=here.identity or batch.identity,
-        )._tidied()
+        return replace(self.with_batch(batch), vectors=self.vectors.extended(batch.vectors))
 
-    def without(self, ids: Sequence[str]) -> Snapshot:
-        """Remove documents; unknown ids are ignored."""
-        return self._renumbered(dict.fromkeys(self.find(ids).values(), GONE))._tidied()
-
-    def _renumbered(self, changes: Mapping[int, int]) -> Snapshot:
-        """Remove documents; their vectors get the given owners."""
-        if not changes:
-            return self
-        alive = self.alive.copy()
-        alive[list(changes)] = False
-        owners = renumbered(self.owners, changes, self.next_number)
-        count = self.count - len(changes)
-        return replace(self, owners=owners, alive=alive, count=count)
-
-    def _tidied(self) -> Snapshot:
+    def tidied(self) -> Snapshot:
         """Copy the documents that exist, with new numbers, if most of the rows are of others."""
         if not self.count:
             return self.emptied()
-        if self.vectors.stays_in_file or not wastes_space(self.owners == GONE, ~self.alive):
+        if self.vectors.stays_in_file or not self.wastes_space:
             return self
         new = self.emptied()
-        for batch in self.batches():
-            new = new.with_batch(batch)
+        for batch in self.batches(self.vectors.take):
+            new = new.upserted(batch)
         return new
-
-    def batches(self) -> Iterator[EmbeddedBatch]:
-        """Yield all documents with their vectors."""
-        parts = self.documents, self.owners, self.spans, self.alive
-        return batches_of(*parts, self.vectors.take, self.identity)
-
-    def rows_of(self, allowed: Mask) -> Mask:
-        """Turn a mask of documents into a mask of rows."""
-        owners = self.owners
-        return np.asarray(np.append(allowed, False)[owners], bool)  # GONE is -1.
-
-    def find(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the numbers of the existing documents with these ids."""
-        return self.documents.find(ids, self.alive) if self.count else {}
 
     def order_of(self, numbers: Rows) -> Rows:
         """Return numbers that order documents by id."""
@@ -223,12 +151,6 @@ class Snapshot:
             self.order.append(places)  # Any search may store it.
         result: Rows = self.order[0][numbers]
         return result
-
-    def matching(self, where: Where | None) -> Mask | None:
-        """Tell which document numbers exist and match a filter; None if all do."""
-        if where is not None:
-            return self.documents.matching(where, self.alive)
-        return None if self.count == len(self.alive) else self.alive
 
     def close(self) -> None:
         """Close all files and databases. Nothing may be using these."""
@@ -248,7 +170,11 @@ def search(
     weights: tuple[float, float],
 ) -> list[list[SearchResult]]:
     """Return the answers to each query; see `rag_demo.stores.store.Store.search`."""
-    allowed = snapshot.matching(where)
+    allowed = None
+    if where is not None:
+        allowed = snapshot.documents.matching(where, snapshot.alive)
+    elif snapshot.count < len(snapshot.alive):
+        allowed = snapshot.alive
     count = snapshot.count if allowed is None else int(np.count_nonzero(allowed))
     if not count:
         return [[] for _ in queries]
@@ -267,7 +193,9 @@ def search(
 def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int) -> Ranked:
     """Find the ``wanted`` best documents for each query by their vectors."""
     vectors, owners = snapshot.vectors, snapshot.owners
-    rows = None if allowed is None else snapshot.rows_of(allowed)
+    rows = None
+    if allowed is not None:
+        rows = np.asarray(np.append(allowed, False)[owners], bool)  # GONE is the last place.
     check_dimension(queries, vectors.dimension)
     available = len(vectors) if rows is None else int(np.count_nonzero(rows))
     depth = wanted
@@ -341,6 +269,20 @@ def _spans_of(snapshot: Snapshot, numbers: Rows) -> dict[int, list[tuple[int, in
     return spans_of
 
 
+class Known(NamedTuple):
+    """What a store remembers of a state that it has loaded or saved.
+
+    Attributes:
+        origin: That of the snapshot.
+        owners: The owner of each row.
+        next_number: The number of the next document.
+    """
+
+    origin: object
+    owners: Rows = np.empty(0, np.int64)
+    next_number: int = 0
+
+
 _WORDS_BEHIND = 1 << 10  # documents that are added to the full-text index by the next search
 
 
@@ -363,7 +305,7 @@ class LocalStore:
         self._searching: list[int] = []  # thread ids, one for each running search
         self._has_searched = threading.Condition()
         self._is_closed = False
-        self._snapshot = Snapshot(vectors, TextIndex(language))
+        self._snapshot = Snapshot.empty(vectors, language)
         # For each folder the commits that this store knows.
         self._saved: dict[Path, dict[str, Known]] = {}
 
@@ -389,7 +331,7 @@ class LocalStore:
                 batch = batch.with_ids(
                     unused_ids(snapshot.find, snapshot.next_number, len(batch.documents))
                 )
-            self._snapshot = snapshot = snapshot.with_batch(batch)
+            self._snapshot = snapshot = snapshot.upserted(batch).tidied()
             if snapshot.next_number - snapshot.words.end >= _WORDS_BEHIND:
                 # Else the first search by words would do it all.
                 with contextlib.suppress(RagDemoError):  # A search tries again and raises it.
@@ -400,14 +342,13 @@ class LocalStore:
         """See `Store`."""
         with self._change() as snapshot:
             left = snapshot.without(ids)
-            removed = snapshot.count - left.count
-            self._snapshot = left
-            return removed
+            self._snapshot = left.tidied()
+            return snapshot.count - left.count
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
         with self._search() as snapshot:
-            return snapshot.documents.known(ids, snapshot.alive)
+            return snapshot.get(ids)
 
     def ids(self) -> Iterator[str]:
         """See `Store`."""
@@ -419,8 +360,7 @@ class LocalStore:
     ) -> list[str]:
         """See `Store`."""
         with self._search() as snapshot:
-            allowed = snapshot.documents.matching(where, snapshot.alive)
-            return snapshot.documents.page(allowed, after, limit)
+            return snapshot.matching(where, after, limit)
 
     def kinds(self) -> dict[str, set[int]]:
         """Return the keys of metadata, each with the kinds of its values."""
@@ -468,7 +408,7 @@ class LocalStore:
     def batches(self) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors, as they are at the first batch."""
         with self._search() as snapshot:
-            batches = snapshot.batches()
+            batches = snapshot.batches(snapshot.vectors.take)
         while True:
             with self._search():  # `close` does not wait for a caller that stops in between.
                 batch = next(batches, None)
@@ -502,10 +442,7 @@ class LocalStore:
     def save(self, folder: Path, identity: ModelIdentity, *, overwrite: bool = False) -> None:
         """See `rag_demo.retriever.LocalRetriever.save`."""
         place = folder.resolve()
-        with (
-            self._changing,
-            IndexWriter(folder, start_over=overwrite, known=self._saved.get(place, {})) as writer,
-        ):
+        with self._changing, IndexWriter(folder, start_over=overwrite) as writer:
             self._ensure_open()
             committed, known = writer.manifest, self._saved.get(place, {})
             before = None if committed is None else known.get(committed.commit)
@@ -519,27 +456,20 @@ class LocalStore:
                 )
             snapshot = self._snapshot
             now = Known(snapshot.origin, snapshot.owners, snapshot.next_number)
-            if before is not None and before.origin is snapshot.origin:
-                if before.next_number == now.next_number and np.array_equal(
-                    before.owners, now.owners
-                ):
-                    return  # Nothing has changed, so other writers keep their state.
-                row, number = len(before.owners), before.next_number
-            else:
-                row = number = 0
+            present = Known(snapshot.origin)
+            if before is None or before.origin is not snapshot.origin:
                 writer.clear(identity, snapshot.words.language)
-            writer.append(
-                snapshot.documents.stream(snapshot.alive, number),
-                now.owners,
-                snapshot.spans[row:],
-                snapshot.vectors.take,
-                snapshot.next_number,
-            )
+            elif before.next_number < now.next_number or (before.owners != now.owners).any():
+                present = before
+            else:
+                return  # Nothing has changed, so other writers keep their state.
+            writer.documents.insert(snapshot.documents.stream(snapshot.alive, present.next_number))
+            writer.write(snapshot, present.owners, snapshot.vectors.take)
             # After an interrupt it is unknown which of the two states the folder has.
             self._saved[place] = {writer.next_commit: now}
             if committed is not None and before is not None:
                 self._saved[place][committed.commit] = before
-            writer.commit(words=None if number else snapshot.words.folder())
+            writer.commit(words=snapshot.words.folder)
 
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False
@@ -558,7 +488,7 @@ class LocalStore:
             saved.close()
             raise
         with self._change():
-            known = Known(snapshot.origin, saved.owners, snapshot.next_number)
+            known = Known(snapshot.origin, snapshot.owners, snapshot.next_number)
             self._saved[folder.resolve()] = {manifest.commit: known}
             self._snapshot = snapshot
             return snapshot.count

@@ -11,12 +11,11 @@ import numpy as np
 
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import required, short_repr
+from rag_demo.errors import required
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
-from rag_demo.vectors import Mask, Rows, Vectors
+from rag_demo.vectors import Rows, Vectors
 
-_AT_ONCE = 1 << 11  # documents that are copied together
 _COLUMNS = ("id", "text", "metadata", "file", "spans", "vectors")
 
 
@@ -110,65 +109,6 @@ class EmbeddedBatch:
             vectors.flatten().to_numpy().astype(np.float32).reshape(-1, vectors.type.list_size),
             None if identity is None else ModelIdentity(**identity),
         )
-
-
-def owners_of_older(batch: EmbeddedBatch, documents: Any, alive: Mask) -> dict[int, int]:
-    """Find what becomes of the older documents with the ids of a batch.
-
-    Args:
-        batch: Documents that are going to be stored, with numbers from ``len(alive)`` on.
-        documents: The older documents: a `rag_demo.stores.documents.DocumentTable`.
-        alive: Whether the document of each number exists.
-
-    Returns:
-        For each number the one of the document that takes over its vectors; -1 if the vectors are
-        dropped.
-
-    Raises:
-        ValueError: A document without vectors has no older one with its id and text.
-    """
-    older = documents.find([each.id for each in batch.documents], alive)
-    bare = np.flatnonzero(~batch.has_vectors).tolist()
-    names = [batch.documents[place].id for place in bare if batch.documents[place].id in older]
-    texts = {each.id: each.text for each in documents.get([older[name] for name in names])}
-    for place in bare:
-        name, text, *_ = batch.documents[place]
-        if texts.get(name) != text:
-            raise ValueError(
-                f"the document {short_repr(name)} has no vectors, and the store has no document "
-                "with this id and text; embed it"
-            )
-    takes_over = {batch.documents[place].id: len(alive) + place for place in bare}
-    return {number: takes_over.get(name, -1) for name, number in older.items()}
-
-
-def batches_of(
-    documents: Any,
-    owners: Rows,
-    spans: Any,
-    alive: Mask,
-    take: Callable[[Rows], Vectors],
-    identity: ModelIdentity | None,
-) -> Iterator[EmbeddedBatch]:
-    """Yield documents that exist with their vectors.
-
-    Args:
-        documents: A `rag_demo.stores.documents.DocumentTable`.
-        owners: The number of each row's document; other rows have -1: shape (rows,).
-        spans: The passage of each row: shape (rows, 2).
-        alive: Whether the document of each number exists: shape (numbers,).
-        take: Returns the vectors of rows.
-        identity: The model that made the vectors.
-    """
-    numbers, order = np.flatnonzero(alive), np.argsort(owners, kind="stable")
-    ordered = owners[order]
-    for start in range(0, len(numbers), _AT_ONCE):
-        some = numbers[start : start + _AT_ONCE]
-        first, last = np.searchsorted(ordered, [some[0], some[-1] + 1])
-        rows = order[first:last]
-        places = np.searchsorted(some, owners[rows])
-        some_documents = documents.get(some.tolist())
-        yield EmbeddedBatch(some_documents, places, spans[rows], take(rows), identity)
 
 
 def unused_ids(
