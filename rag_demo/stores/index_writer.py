@@ -47,7 +47,7 @@ from rag_demo.stores.index_folder import (
     writing_errors,
 )
 from rag_demo.stores.store import EmbeddedBatch
-from rag_demo.stores.words import WordsFolder, checksum_of, index_words
+from rag_demo.stores.words import WordsFolder, checksum_of, copy_words, index_words
 from rag_demo.vectors import Rows, Vectors, check_dimension
 
 MOST_BEHIND = 1 << 13
@@ -330,7 +330,8 @@ class IndexWriter:
         changed = replace(manifest, words_number=manifest.words_number + 1)
         new = self.folder / changed.words_name
         try:
-            index_words(new, known, self.documents, self.contents.alive, manifest.language)
+            start = copy_words(known, new)
+            index_words(new, start, self.documents, self.contents.alive, manifest.language)
             for path in new.iterdir():
                 shutil.copymode(self.folder / database_name(manifest.file_number), path)
             checksum = checksum_of(new)

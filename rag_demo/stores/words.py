@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
+import os
 import re
 import shutil
 import sys
@@ -21,7 +22,7 @@ import threading
 import unicodedata
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.database import FORK_AWARE
 from rag_demo.errors import RagDemoError, UnknownLanguageError, short_repr
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.vectors import Mask, Rows
@@ -147,20 +147,18 @@ class WordsFolder(NamedTuple):
             return None
 
 
-def _begin(folder: Path, known: WordsFolder | None) -> int:
-    """Make a folder with what another one has, and return the end of that; 0 if it is gone."""
-    if known is not None and known.folder == folder:
-        return known.end
+def copy_words(known: WordsFolder | None, folder: Path) -> int:
+    """Make a folder with a copy of an index, and return its end; 0 if it is damaged or gone."""
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     if known is not None:
         with contextlib.suppress(OSError):  # A writer has removed it.
-            folder.mkdir()
             for path in known.folder.iterdir():
                 shutil.copyfile(path, folder / path.name)  # Without a mode that forbids writing.
             if known._replace(folder=folder).open() is not None:
                 return known.end
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+        folder.mkdir()
     return 0
 
 
@@ -174,20 +172,19 @@ def checksum_of(folder: Path) -> int:
 
 
 def index_words(
-    folder: Path, known: WordsFolder | None, documents: DocumentTable, alive: Mask, language: str
+    folder: Path, start: int, documents: DocumentTable, alive: Mask, language: str
 ) -> Any:
-    """Make the full-text index of documents in a folder, and return it.
+    """Add documents to the full-text index in a folder, and return it.
 
     Args:
-        folder: The folder.
-        known: An index with the first documents: the same folder, or another one to copy.
+        folder: The folder; empty if there is no index yet.
+        start: The index has the documents with smaller numbers.
         documents: The documents.
         alive: Whether each number counts; larger numbers do not.
         language: The language of stems.
     """
     import tantivy
 
-    start = _begin(folder, known)
     index = _quiet(tantivy.Index(_schema(), str(folder)))
     writer = index.writer(_MEMORY_BYTES, 1)
     for number, each in documents.stream(alive, start):
@@ -221,25 +218,19 @@ class TextIndex:
         language: The language of stems; see `stems_of`.
         saved: The saved folder, which is not changed.
         index: Its open index.
+
+    Attributes:
+        end: The documents with smaller numbers are found.
     """
 
     def __init__(self, language: str, saved: WordsFolder | None = None, index: Any = None) -> None:
         self.language = language
-        self._saved, self._opened = saved, index
-        self._remove: weakref.finalize[Any, Any] | None = None
-        self.leave_to_parent()
-        FORK_AWARE.add(self)
-
-    def leave_to_parent(self) -> None:
-        """Begin with the saved index; a forked child forgets the folder of its parent."""
-        if self._remove is not None:
-            self._remove.detach()
         self._lock = threading.RLock()
-        self._remove = None
-        self._own: WordsFolder | None = None  # in the temporary folder, without a checksum
-        self._index = self._opened
-        # What cannot be opened is copied.
-        self.end = 0 if self._saved is None or self._index is None else self._saved.end
+        self._saved, self._index = saved, index
+        self.end = 0 if saved is None or index is None else saved.end
+        self._own: Path | None = None  # the temporary folder, if it has all that is found
+        self._remove: Callable[[], object] = lambda: None
+        self._process = 0  # that made the temporary folder
 
     def catch_up(self, documents: DocumentTable, alive: Mask) -> None:
         """Add the missing documents of those with a number in ``alive``.
@@ -252,23 +243,24 @@ class TextIndex:
                 return
             own, self._own = self._own, None  # After an error it is made again.
             try:
-                if self._remove is None:
-                    made = tempfile.mkdtemp(prefix="rag-demo-")
-                    self._remove = weakref.finalize(self, shutil.rmtree, made, True)
-                # Not a folder of an earlier attempt: tantivy's threads may still write into it.
-                made = self._remove.peek()[2][0]  # type: ignore[index]  # alive
-                folder = own.folder if own else Path(tempfile.mkdtemp(dir=made), "words")
-                known = own or self._saved
-                self._index = index_words(folder, known, documents, alive, self.language)
+                start = self.end
+                if own is None or self._process != os.getpid():
+                    self._remove()
+                    made, self._process = tempfile.mkdtemp(prefix="rag-demo-"), os.getpid()
+                    self._remove = weakref.finalize(self, _remove_own, made, self._process)
+                    own = Path(made, "words")
+                    start = copy_words(self._saved, own)
+                self._index = index_words(own, start, documents, alive, self.language)
             except (ValueError, OSError) as error:
                 raise RagDemoError(f"the full-text index cannot be written: {error}") from None
-            self._own, self.end = WordsFolder(folder, len(alive), 0), len(alive)
+            self._own, self.end = own, len(alive)
 
     def folder(self) -> WordsFolder | None:
         """Return the folder with the most documents, to copy it, or None."""
         with self._lock:
-            own = self._own
-            return self._saved if own is None else own._replace(checksum=checksum_of(own.folder))
+            if self._own is None or self._process != os.getpid():
+                return self._saved
+            return WordsFolder(self._own, self.end, checksum_of(self._own))
 
     def search(self, query: str, counts: Mask, top_k: int) -> tuple[Rows, npt.NDArray[np.float64]]:
         """Find the documents that have words of a query.
@@ -313,10 +305,14 @@ class TextIndex:
     def close(self) -> None:
         """Forget the index, and remove the temporary folder."""
         with self._lock:
-            if self._remove is not None:
-                self._remove()
-            self._saved = self._opened = None
-            self.leave_to_parent()
+            self._remove()
+            self._saved = self._index = self._own = None
+            self.end = 0
+
+
+def _remove_own(folder: str, process: int) -> None:
+    if process == os.getpid():  # A forked child leaves it to its parent.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def stems_of(text: str, language: str, *, is_query: bool = False) -> list[str]:
