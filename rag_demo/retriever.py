@@ -297,7 +297,7 @@ class Retriever(Resource):
         if vectors is not None:
             check_shape(vectors, len(queries))
         if where is not None and not callable(where):
-            parse_filter(where)  # A mistake is an error in an empty retriever too.
+            where = parse_filter(where)  # A mistake is an error in an empty retriever too.
         if not self.store.count or not queries:
             return [[] for _ in queries]
         if mode == "bm25":

@@ -11,19 +11,6 @@ from typing import Any
 from rag_demo.documents.document import plain_scalar
 from rag_demo.errors import short_repr
 
-Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
-"""A mapping of conditions that must all hold, or a function of a document's metadata.
-
-``{"lang": "en"}`` compares a value, ``{"lang": ["en", "de"]}`` accepts any of several, and
-``{"year": {"$gte": 2000, "$lt": 2010}}`` applies operators: ``$eq``, ``$ne``, ``$gt``, ``$gte``,
-``$lt``, ``$lte``, ``$in``, ``$nin``, ``$contains`` (a list has this item, or a string this
-part) and ``$exists``. The key ``"a.b"`` is the key b of the mapping a, and ``"$id"`` the document's
-id. ``{"$and": [...]}`` and ``{"$or": [...]}`` combine filters, and ``{"$not": {...}}`` negates
-one. Numbers are compared with numbers and strings with strings; ``True`` does not equal ``1``.
-Dates are compared as text, as in ISO 8601. A condition never holds for a document without its key,
-except ``{"$exists": False}``.
-"""
-
 COMPARISONS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 """Operators of values that have an order, in SQL."""
 OPERATORS = ("$eq", "$ne", *COMPARISONS, "$in", "$nin", "$contains", "$exists")
@@ -71,6 +58,19 @@ class Not:
 
 Filter = Condition | All | AnyOf | Not
 
+Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool] | All
+"""A mapping of conditions that must all hold, parsed or not, or a function of metadata.
+
+``{"lang": "en"}`` compares a value, ``{"lang": ["en", "de"]}`` accepts any of several, and
+``{"year": {"$gte": 2000, "$lt": 2010}}`` applies operators: ``$eq``, ``$ne``, ``$gt``, ``$gte``,
+``$lt``, ``$lte``, ``$in``, ``$nin``, ``$contains`` (a list has this item, or a string this
+part) and ``$exists``. The key ``"a.b"`` is the key b of the mapping a, and ``"$id"`` the document's
+id. ``{"$and": [...]}`` and ``{"$or": [...]}`` combine filters, and ``{"$not": {...}}`` negates
+one. Numbers are compared with numbers and strings with strings; ``True`` does not equal ``1``.
+Dates are compared as text, as in ISO 8601. A condition never holds for a document without its key,
+except ``{"$exists": False}``.
+"""
+
 
 def encode(value: Any) -> Encoded:
     """Return the kind of a JSON value, and a code that SQLite can store and compare.
@@ -104,13 +104,15 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
-    """Check a filter and return its parts.
+def parse_filter(where: Mapping[str, Any] | All, depth: int = 0) -> All:
+    """Check a filter and return its parts; what was parsed before is returned as it is.
 
     Raises:
         TypeError: A key is not str, or a value cannot be compared.
         ValueError: An operator is unknown or misplaced, or the nesting is too deep.
     """
+    if isinstance(where, All):
+        return where
     if depth > _MOST_DEPTH:
         raise ValueError(f"where has filters nested more than {_MOST_DEPTH} deep")
     if not isinstance(where, Mapping):

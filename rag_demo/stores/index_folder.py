@@ -477,7 +477,8 @@ class SavedIndex:
     def take(self, rows: Rows) -> Vectors:
         """Return a copy of the vectors of rows, checked: shape (n, d)."""
         self.check_length()
-        taken: Vectors = self.vectors.take(rows, axis=0)
+        self.check_vectors()
+        taken: Vectors = self._mapped.take(rows, axis=0)
         return taken
 
     def read_into(self, start: int, out: Vectors) -> None:

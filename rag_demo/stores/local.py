@@ -1,11 +1,11 @@
-"""LocalStore: documents in SQLite, vectors in memory or in a file, and words in tantivy."""
+"""LocalStore: documents in SQLite, vectors in memory or in a file, words in tantivy; its search."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -15,21 +15,13 @@ import numpy as np
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexChangedError, RagDemoError
-from rag_demo.exact_search.scores import Pairs
+from rag_demo.exact_search.scores import Pairs, Scores, exact_scores
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.contents import Contents
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, temporary_documents
 from rag_demo.stores.index_writer import IndexWriter
-from rag_demo.stores.ranking import (
-    FUSED_FROM,
-    Order,
-    Ranked,
-    best_of_each,
-    best_scores,
-    fused_scores,
-    rank,
-)
+from rag_demo.stores.ranking import FUSED_FROM, Order, fused_scores
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
 from rag_demo.vectors import Mask, Rows, Vectors, check_dimension
@@ -160,115 +152,6 @@ class Snapshot(Contents):
             self.saved.close()
 
 
-def search(
-    snapshot: Snapshot,
-    queries: Sequence[str],
-    vectors: Vectors | None,
-    where: Where | None,
-    top_k: int,
-    mode: str,
-    weights: tuple[float, float],
-) -> list[list[SearchResult]]:
-    """Return the answers to each query; see `rag_demo.stores.store.Store.search`."""
-    allowed = None
-    if where is not None:
-        allowed = snapshot.documents.matching(where, snapshot.alive)
-    elif snapshot.count < len(snapshot.alive):
-        allowed = snapshot.alive
-    count = snapshot.count if allowed is None else int(np.count_nonzero(allowed))
-    if not count:
-        return [[] for _ in queries]
-    if mode == "bm25" or vectors is None:
-        best = _by_words(snapshot, queries, allowed, top_k)
-    elif mode == "dense":
-        best = _by_vectors(snapshot, vectors, allowed, min(top_k, count))
-    else:
-        depth = max(top_k, FUSED_FROM)
-        near = _by_vectors(snapshot, vectors, allowed, min(depth, count))
-        worded = _by_words(snapshot, queries, allowed, depth)
-        best = _fused(snapshot, near, worded, weights, top_k)
-    return _results(snapshot, queries, best)
-
-
-def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int) -> Ranked:
-    """Find the ``wanted`` best documents for each query by their vectors."""
-    vectors, owners = snapshot.vectors, snapshot.owners
-    rows = None
-    if allowed is not None:
-        rows = np.asarray(np.append(allowed, False)[owners], bool)  # GONE is the last place.
-    check_dimension(queries, vectors.dimension)
-    available = len(vectors) if rows is None else int(np.count_nonzero(rows))
-    depth = wanted
-
-    def order_of(rows: Rows) -> Rows:
-        return snapshot.order_of(owners[rows])
-
-    while True:  # Until the rows belong to as many documents as are wanted.
-        pairs = vectors.candidates(queries, depth, rows, order_of)
-        ranked = rank(vectors.take, queries, pairs, depth, order_of)
-        best = best_of_each(ranked, owners[ranked.items]).first(wanted)
-        if depth == available or (best.widths == wanted).all():
-            return best
-        depth = min(4 * depth, available)
-
-
-def _by_words(
-    snapshot: Snapshot, queries: Sequence[str], allowed: Mask | None, top_k: int
-) -> Ranked:
-    """Find the best documents for each query by full text."""
-    snapshot.words.catch_up(snapshot.documents, snapshot.alive)
-    counts = snapshot.alive if allowed is None else allowed
-    found = (snapshot.words.search(query, counts, top_k) for query in queries)
-    return Ranked.join([best_scores(*each, top_k, snapshot.order_of) for each in found])
-
-
-def _fused(
-    snapshot: Snapshot, near: Ranked, worded: Ranked, weights: tuple[float, float], top_k: int
-) -> Ranked:
-    """Fuse the ranks by vectors and by full text."""
-    fused, rows = [], []
-    for first, second in zip(near.each(), worded.each(), strict=True):
-        items = near.items[first].tolist()
-        score_of = fused_scores([items, worded.items[second].tolist()], weights)
-        numbers = np.fromiter(score_of, np.int64, len(score_of))
-        scores = np.fromiter(score_of.values(), float, len(score_of))
-        fused.append(best_scores(numbers, scores, top_k, snapshot.order_of))
-        row_of = dict(zip(items, near.rows[first].tolist(), strict=True))
-        rows += [row_of.get(number, -1) for number in fused[-1][0].tolist()]
-    return replace(Ranked.join(fused), rows=np.asarray(rows, np.int64))
-
-
-def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[list[SearchResult]]:
-    documents = snapshot.documents.get(best.items.tolist())
-    if not documents:
-        return [[] for _ in queries]
-    places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], best.widths)
-    spans = snapshot.spans[best.rows].tolist()
-    passages = [(a, b) if b and row >= 0 else None
-                for (a, b), row in zip(spans, best.rows.tolist(), strict=True)]  # fmt: skip
-    only_words = np.flatnonzero(best.rows < 0)
-    spans_of = _spans_of(snapshot, best.items[only_words]) if len(only_words) else {}
-    query_of = np.repeat(np.arange(len(queries)), best.widths)
-    for place in only_words.tolist():
-        if known := spans_of.get(int(best.items[place])):
-            query, text = queries[query_of[place]], documents[place].text
-            passages[place] = best_span(query, text, known, snapshot.words.language)
-    ids, texts, metadata, _ = zip(*documents, strict=True)
-    fields = zip(places.tolist(), best.scores.tolist(), ids, texts, metadata, passages, strict=True)
-    results = list(itertools.starmap(SearchResult, fields))
-    return [results[part] for part in best.each()]
-
-
-def _spans_of(snapshot: Snapshot, numbers: Rows) -> dict[int, list[tuple[int, int]]]:
-    """Return the passages of documents that have any."""
-    owners, spans = snapshot.owners, snapshot.spans
-    rows = np.flatnonzero(np.isin(owners, numbers) & (spans[:, 1] > 0))
-    spans_of: dict[int, list[tuple[int, int]]] = {}
-    for owner, (start, stop) in zip(owners[rows].tolist(), spans[rows].tolist(), strict=True):
-        spans_of.setdefault(owner, []).append((start, stop))
-    return spans_of
-
-
 class Known(NamedTuple):
     """What a store remembers of a state that it has loaded or saved.
 
@@ -283,6 +166,7 @@ class Known(NamedTuple):
     next_number: int = 0
 
 
+_CLOSED = "this store is closed"
 _WORDS_BEHIND = 1 << 10  # documents that are added to the full-text index by the next search
 
 
@@ -419,7 +303,8 @@ class LocalStore:
     @contextlib.contextmanager
     def _change(self) -> Iterator[Snapshot]:
         with self._changing:
-            self._ensure_open()
+            if self._is_closed:
+                raise ResourceClosedError(_CLOSED)
             yield self._snapshot
 
     @contextlib.contextmanager
@@ -428,22 +313,18 @@ class LocalStore:
         thread = threading.get_ident()
         try:
             self._searching.append(thread)  # Before the check: `close` waits for these.
-            self._ensure_open()
+            if self._is_closed:
+                raise ResourceClosedError(_CLOSED)
             yield self._snapshot
         finally:
             with self._has_searched, contextlib.suppress(ValueError):  # An interrupt came before.
                 self._searching.remove(thread)
                 self._has_searched.notify_all()
 
-    def _ensure_open(self) -> None:
-        if self._is_closed:
-            raise ResourceClosedError("this store is closed")
-
     def save(self, folder: Path, identity: ModelIdentity, *, overwrite: bool = False) -> None:
         """See `rag_demo.retriever.LocalRetriever.save`."""
         place = folder.resolve()
-        with self._changing, IndexWriter(folder, start_over=overwrite) as writer:
-            self._ensure_open()
+        with self._change() as snapshot, IndexWriter(folder, start_over=overwrite) as writer:
             committed, known = writer.manifest, self._saved.get(place, {})
             before = None if committed is None else known.get(committed.commit)
             if committed is not None and before is None and not overwrite and (
@@ -454,7 +335,6 @@ class LocalStore:
                     f"the index in '{place}' {what} loaded or saved here; load it and repeat the "
                     "changes, or replace it with overwrite=True"
                 )
-            snapshot = self._snapshot
             now = Known(snapshot.origin, snapshot.owners, snapshot.next_number)
             present = Known(snapshot.origin)
             if before is None or before.origin is not snapshot.origin:
@@ -475,23 +355,20 @@ class LocalStore:
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False
     ) -> int:
         """See `rag_demo.retriever.LocalRetriever.load`. Without an identity, accept any model."""
-        self._ensure_open()
-        saved = SavedIndex(folder)
-        try:
-            manifest = saved.manifest
+        with contextlib.ExitStack() as stack:
+            saved = SavedIndex(folder)
+            stack.callback(saved.close)
             if identity is not None:
-                refuse_other_model(folder, manifest.model, identity)
+                refuse_other_model(folder, saved.manifest.model, identity)
             if check:
                 saved.check_vectors()
-            snapshot = Snapshot.load(self._snapshot.vectors, saved)
-        except BaseException:  # An interrupt must not leave it open.
-            saved.close()
-            raise
-        with self._change():
-            known = Known(snapshot.origin, snapshot.owners, snapshot.next_number)
-            self._saved[folder.resolve()] = {manifest.commit: known}
-            self._snapshot = snapshot
-            return snapshot.count
+            loaded = Snapshot.load(self._snapshot.vectors, saved)
+            with self._change():
+                known = Known(loaded.origin, loaded.owners, loaded.next_number)
+                self._saved[folder.resolve()] = {saved.manifest.commit: known}
+                self._snapshot = loaded
+                stack.pop_all()
+            return loaded.count
 
     def close(self) -> VectorRows:
         """Wait for other threads, and close documents, full text and files.
@@ -507,3 +384,222 @@ class LocalStore:
             self._saved = {}
             self._snapshot = snapshot.emptied()
             return snapshot.vectors
+
+
+def search(
+    snapshot: Snapshot,
+    queries: Sequence[str],
+    vectors: Vectors | None,
+    where: Where | None,
+    top_k: int,
+    mode: str,
+    weights: tuple[float, float],
+) -> list[list[SearchResult]]:
+    """Return the answers to each query; see `rag_demo.stores.store.Store.search`."""
+    allowed = None
+    if where is not None:
+        allowed = snapshot.documents.matching(where, snapshot.alive)
+    elif snapshot.count < len(snapshot.alive):
+        allowed = snapshot.alive
+    count = snapshot.count if allowed is None else int(np.count_nonzero(allowed))
+    if not count:
+        return [[] for _ in queries]
+    if mode == "bm25" or vectors is None:
+        best = _by_words(snapshot, queries, allowed, top_k)
+    elif mode == "dense":
+        best = _by_vectors(snapshot, vectors, allowed, min(top_k, count))
+    else:
+        depth = max(top_k, FUSED_FROM)
+        near = _by_vectors(snapshot, vectors, allowed, min(depth, count))
+        worded = _by_words(snapshot, queries, allowed, depth)
+        best = _fused(snapshot, near, worded, weights, top_k)
+    return _results(snapshot, queries, best)
+
+
+def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int) -> Ranked:
+    """Find the ``wanted`` best documents for each query by their vectors."""
+    vectors, owners = snapshot.vectors, snapshot.owners
+    rows = None
+    if allowed is not None:
+        rows = np.asarray(np.append(allowed, False)[owners], bool)  # GONE is the last place.
+    check_dimension(queries, vectors.dimension)
+    available = len(vectors) if rows is None else int(np.count_nonzero(rows))
+    depth = wanted
+
+    def order_of(rows: Rows) -> Rows:
+        return snapshot.order_of(owners[rows])
+
+    while True:  # Until the rows belong to as many documents as are wanted.
+        pairs = vectors.candidates(queries, depth, rows, order_of)
+        ranked = rank(vectors.take, queries, pairs, depth, order_of)
+        best = best_of_each(ranked, owners[ranked.items]).first(wanted)
+        if depth == available or (np.diff(best.starts) == wanted).all():
+            return best
+        depth = min(4 * depth, available)
+
+
+def _by_words(
+    snapshot: Snapshot, queries: Sequence[str], allowed: Mask | None, top_k: int
+) -> Ranked:
+    """Find the best documents for each query by full text."""
+    snapshot.words.catch_up(snapshot.documents, snapshot.alive)
+    counts = snapshot.alive if allowed is None else allowed
+    found = (snapshot.words.search(query, counts, top_k) for query in queries)
+    return Ranked.join([best_scores(*each, top_k, snapshot.order_of) for each in found])
+
+
+def _fused(
+    snapshot: Snapshot, near: Ranked, worded: Ranked, weights: tuple[float, float], top_k: int
+) -> Ranked:
+    """Fuse the ranks by vectors and by full text."""
+    fused, rows = [], []
+    for first, second in zip(near.each(), worded.each(), strict=True):
+        items = near.items[first].tolist()
+        score_of = fused_scores([items, worded.items[second].tolist()], weights)
+        numbers = np.fromiter(score_of, np.int64, len(score_of))
+        scores = np.fromiter(score_of.values(), float, len(score_of))
+        fused.append(best_scores(numbers, scores, top_k, snapshot.order_of))
+        row_of = dict(zip(items, near.rows[first].tolist(), strict=True))
+        rows += [row_of.get(number, -1) for number in fused[-1][0].tolist()]
+    return replace(Ranked.join(fused), rows=np.asarray(rows, np.int64))
+
+
+def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[list[SearchResult]]:
+    documents = snapshot.documents.get(best.items.tolist())
+    if not documents:
+        return [[] for _ in queries]
+    places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], np.diff(best.starts))
+    spans = snapshot.spans[best.rows].tolist()
+    passages = [(a, b) if b and row >= 0 else None
+                for (a, b), row in zip(spans, best.rows.tolist(), strict=True)]  # fmt: skip
+    only_words = np.flatnonzero(best.rows < 0)
+    spans_of = _spans_of(snapshot, best.items[only_words]) if len(only_words) else {}
+    query_of = np.repeat(np.arange(len(queries)), np.diff(best.starts))
+    for place in only_words.tolist():
+        if known := spans_of.get(int(best.items[place])):
+            query, text = queries[query_of[place]], documents[place].text
+            passages[place] = best_span(query, text, known, snapshot.words.language)
+    ids, texts, metadata, _ = zip(*documents, strict=True)
+    fields = zip(places.tolist(), best.scores.tolist(), ids, texts, metadata, passages, strict=True)
+    results = list(itertools.starmap(SearchResult, fields))
+    return [results[part] for part in best.each()]
+
+
+def _spans_of(snapshot: Snapshot, numbers: Rows) -> dict[int, list[tuple[int, int]]]:
+    """Return the passages of documents that have any."""
+    owners, spans = snapshot.owners, snapshot.spans
+    rows = np.flatnonzero(np.isin(owners, numbers) & (spans[:, 1] > 0))
+    spans_of: dict[int, list[tuple[int, int]]] = {}
+    for owner, (start, stop) in zip(owners[rows].tolist(), spans[rows].tolist(), strict=True):
+        spans_of.setdefault(owner, []).append((start, stop))
+    return spans_of
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The best items of several queries, query after query, the best items first.
+
+    Attributes:
+        starts: Where the items of each query begin, and where the last ones end: shape (b + 1,).
+        items: Rows or documents: shape (n,).
+        scores: Shape (n,).
+        rows: The row of each item's score, or -1: shape (n,).
+    """
+
+    starts: Rows
+    items: Rows
+    scores: Scores
+    rows: Rows
+
+    @classmethod
+    def join(cls, several: Sequence[tuple[Rows, Scores]]) -> Ranked:
+        """Join the items and scores of several queries, without rows."""
+        starts = np.cumsum([0, *(len(items) for items, _ in several)])
+        items = np.concatenate([items for items, _ in several] or [np.empty(0, np.int64)])
+        scores = np.concatenate([scores for _, scores in several] or [np.empty(0)])
+        return cls(starts, items, scores, np.full(len(items), -1))
+
+    def each(self) -> Iterator[slice]:
+        """Yield the places of each query's items."""
+        return itertools.starmap(slice, itertools.pairwise(self.starts.tolist()))
+
+    def first(self, count: int) -> Ranked:
+        """Keep the first ``count`` items of each query."""
+        widths = np.diff(self.starts)
+        if (widths <= count).all():
+            return self
+        places = np.arange(len(self.items)) - np.repeat(self.starts[:-1], widths)
+        return self.only(places < count)
+
+    def only(self, chosen: Mask) -> Ranked:
+        """Keep the chosen items: shape (n,)."""
+        starts = np.concatenate([[0], np.cumsum(chosen)])[self.starts]
+        return Ranked(starts, self.items[chosen], self.scores[chosen], self.rows[chosen])
+
+
+def rank(
+    vectors_of: Callable[[Rows], Vectors],
+    queries: Vectors,
+    pairs: Pairs,
+    top_k: int,
+    order_of: Order,
+) -> Ranked:
+    """Order candidates by their exact scores.
+
+    Args:
+        vectors_of: Returns the vectors of rows: shape (p, d).
+        queries: Shape (b, d).
+        pairs: The candidates.
+        top_k: How many rows of each query, at most.
+        order_of: Orders rows that tie.
+
+    Returns:
+        The best rows of each query with their scores.
+    """
+    query, row, scores = pairs
+    if scores is None:
+        scores = exact_scores(vectors_of, queries, query, row)
+    order = np.lexsort((-scores, query))
+    row, scores = row[order], scores[order]
+    starts = np.searchsorted(query, np.arange(len(queries) + 1))
+    is_tie = (scores[1:] == scores[:-1]) & (query[1:] == query[:-1])
+    is_among_best = np.arange(len(row) - 1) - starts[query[:-1]] < top_k
+    if (is_tie & is_among_best).any():
+        is_tie &= np.isin(query[:-1], query[:-1][is_tie & is_among_best])
+        places = np.zeros(len(row), np.int64)
+        tied = np.append(is_tie, False) | np.append(False, is_tie)
+        places[tied] = order_of(row[tied])
+        row = row[np.lexsort((row, places, -scores, query))]
+    return Ranked(starts, row, scores, row).first(top_k)
+
+
+def best_of_each(ranked: Ranked, owners: Rows) -> Ranked:
+    """Turn rows into documents, and keep the best row of each document.
+
+    Args:
+        ranked: Rows.
+        owners: The number of each row's document: shape (n,).
+    """
+    query = np.repeat(np.arange(len(ranked.starts) - 1), np.diff(ranked.starts))
+    # The first call of np.unique imports modules, which takes longer than a search.
+    pair = query * (int(owners.max(initial=0)) + 1) + owners
+    order = np.argsort(pair, kind="stable")
+    chosen = np.zeros(len(owners), bool)
+    chosen[order] = np.diff(pair[order], prepend=-1) != 0
+    return Ranked(ranked.starts, owners, ranked.scores, ranked.rows).only(chosen)
+
+
+def best_scores(numbers: Rows, scores: Scores, top_k: int, order_of: Order) -> tuple[Rows, Scores]:
+    """Order documents by their scores, and equal scores by id.
+
+    Args:
+        numbers: The numbers of different documents: shape (n,).
+        scores: Shape (n,).
+        top_k: How many documents at most.
+        order_of: Orders documents that tie.
+    """
+    if len(numbers) > top_k:
+        kept = scores >= np.partition(scores, -top_k)[-top_k]
+        numbers, scores = numbers[kept], scores[kept]
+    best = np.lexsort((order_of(numbers), -scores))[:top_k]
+    return numbers[best], scores[best]
