@@ -145,7 +145,6 @@ bench-host: .venv/.installed
 
 torture-save: .venv/.installed
 	$(BIN)/python -m tests.rag_demo.durability.saves save 200
-	$(BIN)/python -m tests.rag_demo.durability.ingestion 200
 
 fuzz-index: .venv/.installed
 	$(BIN)/python -m tests.rag_demo.durability.saves fuzz 20000

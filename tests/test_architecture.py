@@ -51,7 +51,6 @@ PRIVATE_TESTS = {
     "tests/rag_demo/encoding/test_embedding_cache.py": "a forked child, which cannot run a model",
     "tests/rag_demo/encoding/test_embeddings.py": "limits of a GPU on a CPU; the order of steps",
     "tests/rag_demo/search/test_exact_search.py": "a kernel, with copies that this machine lacks",
-    "tests/rag_demo/test_store.py": "ingestion by the functions that examples use",
     "tests/support/ray_program.py": "puts a model that records its end into actors",
     "tests/support/releasing.py": "gives the search for holders time on a busy machine",
     "tests/support/clean_exit.py": "says where the commands live; the parser of stderr",

@@ -335,6 +335,8 @@ class LocalStore:
                     f"the index in '{place}' {what} loaded or saved here; load it and repeat the "
                     "changes, or replace it with overwrite=True"
                 )
+            if committed is not None and before is None and not overwrite:
+                _ = writer.contents  # A damaged index is not replaced.
             now = Known(snapshot.origin, snapshot.owners, snapshot.next_number)
             present = Known(snapshot.origin)
             if before is None or before.origin is not snapshot.origin:

@@ -7,10 +7,12 @@ calls each function of `CHECKS` with an empty place of each kind.
 from __future__ import annotations
 
 import datetime
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -396,6 +398,7 @@ def check_killed_writer_leaves_a_whole_state(place: Place) -> None:
             assert process.stdout is not None
             for _ in range(wanted):
                 last = int(process.stdout.readline())
+            time.sleep(random.uniform(0, 0.03))  # The next change takes about so long.
             process.send_signal(signal.SIGKILL)
         with place.open(Hashed()) as retriever:
             results = retriever.search("round", 50, mode="dense")

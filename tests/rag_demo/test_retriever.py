@@ -1,4 +1,4 @@
-"""Both retrievers: one interface, copies, named errors, clean exits."""
+"""Both retrievers: wrong arguments raise one clear error, and figures are right."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, PyTorchGPURetriever
-from tests.support.programs import assert_clean, run_forked
+from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
+from tests.support.programs import assert_clean, run, run_forked
+from tests.support.retriever_kinds import OnCpu
 
-KINDS = (PyTorchGPURetriever, FaissRetriever)
 TEXTS = ["cache", "memory", "paris", "tensor", "gradient", "a cache of memory"]
 
 
@@ -29,7 +29,7 @@ class LetterModel:
         return np.asarray(rows, np.float32)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[OnCpu, FaissRetriever], ids=["torch", "faiss"])
 def retriever(request: pytest.FixtureRequest) -> Any:
     with request.param(LetterModel()) as opened:
         yield opened
@@ -65,10 +65,10 @@ def test_program_with_open_retrievers_exits_cleanly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 1.5, True, "3"])
-def test_top_k_must_be_positive(retriever: Any, top_k: Any) -> None:
-    retriever.add(TEXTS)
-    with pytest.raises(ValueError, match="top_k must be a positive whole number"):
-        retriever.search("cache", top_k=top_k)
+def test_top_k_must_be_positive(top_k: Any) -> None:
+    with OnCpu(LetterModel()) as retriever:
+        with pytest.raises(ValueError, match="top_k must be a positive whole number"):
+            retriever.search("cache", top_k=top_k)
 
 
 class WrongCount(LetterModel):
@@ -82,31 +82,40 @@ class WrongCount(LetterModel):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_too_few_or_too_many_vectors_are_refused(retriever: Any, count: int) -> None:
-    retriever.embedding_model = WrongCount(3)
-    with pytest.raises(ValueError, match=r"the model returned 3 vectors for 2 texts"):
+def test_too_few_or_too_many_vectors_are_refused(count: int) -> None:
+    with OnCpu(WrongCount(3)) as retriever:
+        with pytest.raises(ValueError, match=r"the model returned 3 vectors for 2 texts"):
+            retriever.add(["one", "two"])
+        retriever.embedding_model = LetterModel()
         retriever.add(["one", "two"])
-    retriever.embedding_model = LetterModel()
-    retriever.add(["one", "two"])
-    retriever.embedding_model = WrongCount(count)
-    for mode in ("dense", "hybrid"):
-        with pytest.raises(ValueError, match=f"{count} vectors for 2 texts|the shape"):
-            retriever.search_batch(["one", "two"], mode=mode)
+        retriever.embedding_model = WrongCount(count)
+        for mode in ("dense", "hybrid"):
+            with pytest.raises(ValueError, match=f"{count} vectors for 2 texts|the shape"):
+                retriever.search_batch(["one", "two"], mode=mode)
+
+
+def test_filters_of_extreme_values() -> None:
+    with OnCpu(LetterModel()) as retriever:
+        with pytest.raises(ValueError, match="regex"):
+            retriever.search("x", where={"n": {"$regex": "a"}})  # in an empty retriever too
+        retriever.add(["a", "b"], [{"n": -(10**400)}, {"n": 70_000}], ["a", "b"])
+        assert retriever.count({"n": {"$lt": 0}}) == retriever.count({"n": {"$gt": 0}}) == 1
+        more_than_sqlite_takes = list(range(60_000))
+        assert retriever.count({"n": {"$nin": more_than_sqlite_takes}}) == 2
 
 
 def test_stats_report_size_dimension_and_bytes(retriever: Any) -> None:
     assert (retriever.stats().size, retriever.stats().dimension) == (0, 0)
     retriever.add(TEXTS)
     stats = retriever.stats()
-    assert (stats.size, stats.dimension) == (6, 26)
+    assert (stats.size, stats.dimension, stats.device) == (6, 26, "cpu")
     assert (stats.dtype, stats.nbytes) == ("float32", 6 * 26 * 4)
-    assert isinstance(retriever, PyTorchGPURetriever) or stats.device == "cpu"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_copy_of_another_dtype_keeps_the_float32_vectors(dtype: str) -> None:
     nbytes = 128 * 26 * (2 + 4)
-    with PyTorchGPURetriever(LetterModel(), device="cpu", dtype=dtype) as retriever:
+    with OnCpu(LetterModel(), dtype=dtype) as retriever:
         retriever.add([f"{'abc' * (n + 1)}" for n in range(128)])
         assert retriever.search("abc", 1, mode="dense")[0].score == pytest.approx(1, abs=1e-6)
         assert nbytes <= retriever.stats().nbytes < 1.2 * nbytes
@@ -114,7 +123,19 @@ def test_copy_of_another_dtype_keeps_the_float32_vectors(dtype: str) -> None:
 
 def test_int8_names_what_to_use_instead() -> None:
     with pytest.raises(ValueError, match="dtype 'int8' is not supported any more; use 'float16'"):
-        PyTorchGPURetriever(LetterModel(), device="cpu", dtype="int8")
+        OnCpu(LetterModel(), dtype="int8")
+
+
+@pytest.mark.parametrize("model", ["a name", None, EmbeddingModel])
+def test_object_that_cannot_embed_is_refused(model: Any) -> None:
+    with pytest.raises(TypeError, match="is not an embedding model"):
+        PyTorchGPURetriever(model)
+
+
+@pytest.mark.parametrize("arguments", [{"model_name_or_path": 5}, {"batch_size": 2.5}])
+def test_wrong_model_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"5|'2'|2\.5"):
+        EmbeddingModel(**arguments)
 
 
 WITHOUT_PSYCOPG = """
@@ -127,3 +148,23 @@ assert PyTorchGPURetriever and Document and "PgVectorRetriever" not in globals()
 
 def test_star_import_needs_no_database_driver() -> None:
     assert_clean(run_forked(WITHOUT_PSYCOPG))
+
+
+def test_import_without_the_extra_says_what_to_install() -> None:
+    result = run(
+        """
+        import sys
+        sys.modules["numpy"] = None
+        try:
+            from rag_demo import PyTorchGPURetriever
+        except ModuleNotFoundError as error:
+            print(error)
+        try:
+            import numpy
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    )
+    named, bare = result.stdout.splitlines()
+    assert "pip install" in named and "numpy" in named, str(result)
+    assert "pip install" not in bare

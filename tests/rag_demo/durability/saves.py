@@ -1,33 +1,29 @@
 """What must hold of a saved index, whatever happens to the save or to its files.
 
-After a kill, a full disk or a second writer the folder holds the old index or the new
-one, and all of it. A folder with damaged files gives the right answers or one error that names it.
+After a kill or on a full disk the folder holds the old index or the new one, and all of it. A
+folder with damaged files gives the right answers or one error that names it.
 
 ``make torture-save`` and ``make fuzz-index`` run this at length, the tests for a short time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import random
 import resource
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rag_demo import PyTorchGPURetriever, RagDemoError
+from tests.rag_demo.contract import check_killed_writer_leaves_a_whole_state
+from tests.rag_demo.test_contract import LocalPlace
 from tests.support.full_disk import files_of_at_most
-from tests.support.waiting import wait_for
-from tests.support.zygotes import Zygotes
 
 PROBES = [f"probe {number}" for number in range(4)]
 
@@ -104,96 +100,12 @@ def check_size(folder: Path, clean: int) -> None:
     assert size_of(folder) < 5 * clean + 5_000_000
 
 
-WRITER = """
-import sys
-from tests.rag_demo.durability.saves import save_again_and_again
-save_again_and_again(sys.argv[1], int(sys.argv[2]))
-"""
-
-
-def save_again_and_again(folder: str, count: int) -> None:
-    """Save until killed; each save has its own number, and a line on stdout."""
-    number = 0
-    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
-        while True:
-            number += 1
-            fill(retriever, number, count)
-            with contextlib.suppress(RagDemoError):  # Another writer is at work.
-                retriever.save(folder)
-            print(number, flush=True)
-
-
-class Writer:
-    """A process that saves again and again, until it is killed."""
-
-    def __init__(self, zygotes: Zygotes, folder: Path, count: int, logs: Path) -> None:
-        self._zygotes, self._count = zygotes, count
-        self._files = {name: logs / name for name in ("stdout", "stderr")}
-        self._arguments = (str(folder), str(count))
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        for file in self._files.values():
-            file.write_text("")
-        pid = self._zygotes.start(WRITER, *self._arguments, **self._files)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            code = self._zygotes.wait()
-            assert code == -signal.SIGKILL, self._files["stderr"].read_text()
-
-    def saves(self) -> int:
-        said = self._files["stderr"].read_text()
-        assert not said, said
-        return self._files["stdout"].read_text().count("\n")
-
-
-def torture_kills(kills: int, seed: int = 0, count: int = 2000) -> dict[str, float]:
-    """Kill a process within one of its first saves, at a moment that chance chooses."""
-    chance = random.Random(seed)
-    seen = set()
-    with tempfile.TemporaryDirectory() as name, contextlib.closing(Zygotes()) as zygotes:
-        folder = Path(name, "index")
-        started_s = time.perf_counter()
-        save(folder, 0, count)
-        save_s = time.perf_counter() - started_s
-        clean = size_of(folder)
-        writer = Writer(zygotes, folder, count, Path(name))
-        for _ in range(kills):
-            with writer.running():
-                wanted = chance.randrange(6)
-                wait_for(lambda wanted=wanted: writer.saves() >= wanted)
-                time.sleep(chance.uniform(0, save_s))
-            seen.add(check_whole(folder, count))
-        save(folder, 1, count)  # Removes what the killed processes left behind.
-        assert check_whole(folder, count) == 1
-        check_size(folder, clean)
-    return {"kills": kills, "different_states": len(seen)}
-
-
-def torture_writers(saves: int, count: int = 200) -> dict[str, float]:
-    """Save and read while another process saves: one error that names the folder, or success."""
-    refused = done = 0
-    seen = set()
-    with tempfile.TemporaryDirectory() as name, contextlib.closing(Zygotes()) as zygotes:
-        folder = Path(name, "index")
-        save(folder, 0, count)
-        writer = Writer(zygotes, folder, count, Path(name))
-        with writer.running():
-            wait_for(writer.saves)
-            for number in range(1, saves + 1):
-                seen.add(check_whole(folder, count))
-                try:
-                    save(folder, 1_000_000 + number, count)
-                    done += 1
-                except RagDemoError as error:
-                    assert str(folder) in str(error), error
-                    refused += 1
-        save(folder, 1, count)
-        assert check_whole(folder, count) == 1
-    return {"saves": done, "refused": refused, "different_states": len(seen)}
+def torture_kills(kills: int) -> int:
+    """Kill a process within its first saves, at moments that chance chooses, three at a time."""
+    for _ in range(kills):
+        with tempfile.TemporaryDirectory() as name:
+            check_killed_writer_leaves_a_whole_state(LocalPlace("default", Path(name, "index")))
+    return 3 * kills
 
 
 def torture_full_disk(attempts: int, seed: int = 0, count: int = 200) -> dict[str, float]:
@@ -300,9 +212,8 @@ def fuzz_index(damages: int, seed: int = 0, count: int = 40) -> dict[str, float]
 
 def torture_save(runs: int, seed: int = 0) -> dict[str, Any]:
     return {
-        "kills": torture_kills(runs, seed),
+        "kills": torture_kills(runs // 3),
         "full_disks": torture_full_disk(runs, seed),
-        "writers": torture_writers(runs),
     }
 
 

@@ -1,18 +1,20 @@
-"""`rag-demo index` again and again: updates, interruptions, concurrent runs."""
+"""`rag-demo index` and `add` again and again: updates, interruptions, concurrent runs."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.programs import assert_clean, run_forked
-from tests.support.rag_command import documents, fail, info, succeed, write_lines
+from tests.support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
 
 BATCHES = 4500  # Documents; the first 2,048 of them are embedded before the next are read.
 
@@ -50,8 +52,13 @@ def test_index_command_updates_changed_new_and_removed_texts(
         assert best["text"] == text
     write_lines(tmp_path / "s.jsonl", [{"id": "7", "text": "text 7 new", "n": "seven"}])
     assert "1 of them unchanged" in succeed(*command)
-    ((document,),) = [documents(tmp_path / "i").values()]
+    (document,) = documents(tmp_path / "i").values()
     assert document["metadata"]["n"] == "seven"
+    for value in (1, True):  # As text, they differ.
+        write_lines(tmp_path / "s.jsonl", [{"id": "7", "text": "text 7 new", "n": value}])
+        succeed(*command)
+    (document,) = documents(tmp_path / "i").values()
+    assert document["metadata"]["n"] is True
 
 
 def nearest(folder: Path, text: str, count: int) -> list[dict[str, Any]]:
@@ -71,7 +78,9 @@ def test_changed_title_is_embedded_again(command: list[str | Path], tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
 def test_interrupted_run_keeps_its_work_and_goes_on(
     command: list[str | Path], tmp_path: Path, number: int, code: int
 ) -> None:
@@ -152,3 +161,53 @@ def test_ingestion_takes_the_memory_of_a_batch(tiny_model: Path, tmp_path: Path)
     sources = [str(tmp_path / f"{name}.jsonl") for name in ("few", "many")]
     options = ["--model", str(tiny_model), "--device", "cpu", "--no-cache"]
     assert_clean(run_forked(MEMORY, *sources, *options, quick_end=True))
+
+
+def test_file_added_by_another_path_replaces_itself(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    file = tmp_path / "sub" / "x.md"
+    file.write_text("music is played")
+    monkeypatch.chdir(tmp_path)
+    succeed("index", "sub", "--out", "i", "--model", tiny_model)
+    for path in ("sub/x.md", "./sub/../sub/x.md", file):
+        succeed("add", "i", path)
+    monkeypatch.chdir(tmp_path / "sub")
+    file.write_text("music was played")
+    succeed("add", "../i", "x.md")
+    assert list(texts(Path("../i")).values()) == ["music was played"]
+    for folder, place in ((tmp_path, "sub/x.md:1"), (tmp_path / "sub", "x.md:1")):
+        monkeypatch.chdir(folder)
+        assert nearest(tmp_path / "i", "music", 1)[0]["place"].startswith(place)
+
+
+def test_add_removes_texts_that_a_file_no_longer_has(tiny_model: Path, tmp_path: Path) -> None:
+    """Nor a folder; an unreadable file keeps its texts."""
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    for name in ("empty.md", "broken.md", "stays.md", "gone.md"):
+        (folder / name).write_text(f"words of {name}")
+    succeed("index", folder, "--out", tmp_path / "i", "--model", tiny_model)
+    (folder / "gone.md").unlink()
+    (folder / "empty.md").write_text("")
+    (folder / "broken.md").write_bytes(b"\xff\xfe\0")
+    succeed("add", tmp_path / "i", folder)
+    found = sorted(each["text"] for each in documents(tmp_path / "i").values())
+    assert found == ["words of broken.md", "words of stays.md"]
+
+
+def test_add_to_an_incomplete_index_is_refused(command: list[str | Path], tmp_path: Path) -> None:
+    """The interrupted command can continue, and only that."""
+    write(tmp_path, 1)
+    write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "one more"}])
+    folder = tmp_path / "i"
+    succeed(*command)
+    with contextlib.closing(sqlite3.connect(folder / "rag-demo-1.sqlite")) as database, database:
+        database.execute("UPDATE manifest SET value = json_set(value, '$.finished', json('false'))")
+    assert not info(folder)["finished"]
+    assert "is incomplete" in rag_demo("search", folder, "words").stderr
+    assert "run that command again" in fail("add", folder, tmp_path / "more.jsonl")
+    succeed(*command)
+    succeed("add", folder, tmp_path / "more.jsonl")
+    assert info(folder)["finished"] and len(texts(folder)) == 2

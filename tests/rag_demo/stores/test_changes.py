@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
-from tests.support.interrupts import Place, interrupt_everywhere, raise_interrupt
+from tests.support.interrupts import Place, interrupt_everywhere
 from tests.support.small_collections import Hashed, are_nearest, text_of
 
-SLOW = pytest.mark.slow
 KINDS: list[Any] = [
     pytest.param(FaissRetriever, {}, id="faiss"),
     pytest.param(PyTorchGPURetriever, {"device": "cpu"}, id="torch"),
@@ -58,20 +57,34 @@ def is_whole(retriever: Any, documents: Documents) -> bool:
     )
 
 
-def check_change(
-    make: Callable[[], Any],
-    change: Callable[[Any], object],
-    after: Documents,
-    *,
-    at_most: int,
-    deliver: Callable[[], object] = raise_interrupt,
+def without(*names: str) -> Documents:
+    return {name: text for name, text in OLD.items() if name not in names}
+
+
+FEW = list(OLD)[:8]
+CHANGES: dict[str, tuple[Callable[[Any], object], Documents]] = {
+    "replace": (lambda retriever: add(retriever, NEW), OLD | NEW),
+    "delete": (lambda retriever: retriever.delete(["d2", "d3"]), without("d2", "d3")),
+    "delete most": (lambda retriever: retriever.delete(FEW), without(*FEW)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options", "at_most"),
+    [(*KINDS[1].values, 150), (*KINDS[0].values, 50)],
+    ids=["torch", "faiss"],
+)
+@pytest.mark.parametrize("name", CHANGES)
+def test_interrupted_change_is_all_or_nothing(
+    kind: Any, options: Any, name: str, at_most: int
 ) -> None:
-    """Interrupt a change, and find the old state or the new one; then it can be done again."""
-    left_old = 0
+    """It finds the old state or the new one; then the change can be done again."""
+    (change, after), left_old = CHANGES[name], 0
 
     def check(place: Place) -> None:
         nonlocal left_old
-        with make() as retriever:
+        with used(kind, options) as retriever:
             place.run(lambda: change(retriever))
             is_old = is_whole(retriever, OLD)
             assert is_old or is_whole(retriever, after), "neither the old state nor the new one"
@@ -79,41 +92,8 @@ def check_change(
             change(retriever)
             assert is_whole(retriever, after)
 
-    interrupt_everywhere(
-        check, package="rag_demo", minimum=at_most // 2, at_most=at_most, deliver=deliver
-    )
+    interrupt_everywhere(check, package="rag_demo", minimum=at_most // 2, at_most=at_most)
     assert left_old
-
-
-def without(*names: str) -> Documents:
-    return {name: text for name, text in OLD.items() if name not in names}
-
-
-# How many places a quick test interrupts.
-QUICK = 30
-FEW = list(OLD)[:8]
-CHANGES: dict[str, tuple[Callable[[Any], object], Documents]] = {
-    "replace": (lambda retriever: add(retriever, NEW), OLD | NEW),
-    "delete": (lambda retriever: retriever.delete(["d2", "d3"]), without("d2", "d3")),
-    "delete most": (lambda retriever: retriever.delete(FEW), without(*FEW)),
-}
-PLACES = pytest.mark.parametrize(
-    ("kind", "options", "at_most"),
-    [
-        pytest.param(*KINDS[1].values, QUICK, id="torch"),
-        pytest.param(*KINDS[1].values, 150, id="torch, many", marks=SLOW),
-        pytest.param(*KINDS[0].values, 50, id="faiss", marks=SLOW),
-    ],
-)
-
-
-@pytest.mark.slow
-@PLACES
-@pytest.mark.parametrize("name", CHANGES)
-def test_interrupted_change_is_all_or_nothing(
-    kind: Any, options: Any, name: str, at_most: int
-) -> None:
-    check_change(lambda: used(kind, options), *CHANGES[name], at_most=at_most)
 
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
@@ -142,11 +122,10 @@ class Peculiar(Hashed):
         return super().embed_documents(texts) * np.asarray(factors)[:, None]
 
 
-@pytest.mark.parametrize(("kind", "options"), KINDS)
 @pytest.mark.parametrize("name", WRONG)
-def test_refused_change_changes_nothing(kind: Any, options: Any, name: str) -> None:
+def test_refused_change_changes_nothing(name: str) -> None:
     arguments, error, message = WRONG[name]
-    with used(kind, options) as retriever:
+    with used(*KINDS[1].values) as retriever:
         retriever.embedding_model = Peculiar()
         with pytest.raises(error, match=message):
             retriever.add(*arguments)
