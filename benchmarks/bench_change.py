@@ -87,7 +87,7 @@ def filters(retriever: Any, years: Any, rounds: int) -> dict[str, float]:
     contents = retriever.store._snapshot
 
     def count(where: Any) -> int:
-        return int(np.count_nonzero(contents.matching(where)))
+        return int(np.count_nonzero(contents.documents.matching(where, contents.alive)))
 
     where = {"year": 2003}
     return alternate(

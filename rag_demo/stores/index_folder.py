@@ -46,7 +46,7 @@ from rag_demo.errors import (
 )
 from rag_demo.stores.contents import GONE, Contents
 from rag_demo.stores.documents import SCHEMA, DamagedRowError, DocumentTable
-from rag_demo.stores.words import WordsFolder
+from rag_demo.stores.words import TextIndex, WordsFolder
 from rag_demo.vectors import Rows, Vectors
 
 VERSION = 3
@@ -371,8 +371,7 @@ class SavedIndex:
     Attributes:
         manifest: The manifest.
         contents: The documents, and the owner of each row.
-        words: The full-text index, or None.
-        words_index: It, open; None if it is damaged or tantivy cannot open it.
+        words: The full-text index; empty if it is damaged or cannot be opened.
 
     Raises:
         IndexFileError: The index is missing, damaged, or of another version.
@@ -405,13 +404,12 @@ class SavedIndex:
             stack.callback(documents.close)
             with documents.use():  # It stays open, even if the file is removed.
                 pass
-            self.words = manifest.words(self.folder)
-            self.words_index = None
             try:
-                self.words_index = self.words and self.words.open()
+                self.words = TextIndex(manifest.language, manifest.words(self.folder))
             except FileNotFoundError:
                 if read_manifest(self.folder).commit != manifest.commit:
                     raise  # A writer has replaced all files meanwhile.
+                self.words = TextIndex(manifest.language)
             stack.pop_all()
 
     def verify(self) -> None:
@@ -421,8 +419,8 @@ class SavedIndex:
             IndexFileError: Something is damaged.
         """
         self.check()
-        words = self.words
-        if words is None or self.words_index is not None:  # It was compared when it was opened.
+        words = self.manifest.words(self.folder)
+        if words is None or self.words.end:  # It was compared when it was opened.
             return
         if not words.folder.is_dir() or not words.is_whole:
             raise damaged(words.folder, "it is missing, or its checksum is wrong")

@@ -42,6 +42,7 @@ from rag_demo.stores.index_folder import (
     index_errors,
     is_part,
     read_contents,
+    read_manifest,
     reading,
     temporary_documents,
     writing_errors,
@@ -84,6 +85,7 @@ class IndexWriter:
         self.next_commit = os.urandom(8).hex()
         self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
         self._is_known = False  # Remove nothing before it is known what is committed.
+        self._has_tried = False  # to commit
         self._lock = -1
         self.documents = temporary_documents()  # until a database is opened
         try:
@@ -316,7 +318,7 @@ class IndexWriter:
             connection.execute("DELETE FROM manifest")
             row = (json.dumps(asdict(manifest)),)
             connection.execute("INSERT INTO manifest VALUES (?)", row)
-            self._is_known = False  # After an interrupt it is unknown what is committed.
+            self._is_known, self._has_tried = False, True
             connection.execute("COMMIT")
             self.manifest = self._committed = manifest
             self._is_known, self.next_commit = True, os.urandom(8).hex()
@@ -346,8 +348,12 @@ class IndexWriter:
     def __exit__(self, *exc_info: object) -> None:
         try:
             self.documents.close()
-            if self._is_known and self._lock >= 0:
-                with contextlib.suppress(OSError):  # The next writer tries again.
+            if (self._is_known or self._has_tried) and self._lock >= 0:
+                with contextlib.suppress(OSError, IndexFileError):  # The next writer tries again.
+                    if not self._is_known:  # After an error or an interrupt of a commit.
+                        self._committed = None
+                        with contextlib.suppress(MissingIndexError):
+                            self._committed = read_manifest(self.folder)
                     self._remove_unnamed()
                     if self._committed is None:
                         for folder in self._made_folders:

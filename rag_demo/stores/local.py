@@ -106,7 +106,7 @@ class Snapshot(Contents):
         return cls(
             **vars(saved.contents),
             vectors=vectors.with_saved_rows(saved),
-            words=TextIndex(saved.manifest.language, saved.words, saved.words_index),
+            words=saved.words,
             saved=saved,
         )
 

@@ -217,17 +217,19 @@ class TextIndex:
     Args:
         language: The language of stems; see `stems_of`.
         saved: The saved folder, which is not changed.
-        index: Its open index.
 
     Attributes:
         end: The documents with smaller numbers are found.
+
+    Raises:
+        FileNotFoundError: The folder is missing.
     """
 
-    def __init__(self, language: str, saved: WordsFolder | None = None, index: Any = None) -> None:
+    def __init__(self, language: str, saved: WordsFolder | None = None) -> None:
         self.language = language
         self._lock = threading.RLock()
-        self._saved, self._index = saved, index
-        self.end = 0 if saved is None or index is None else saved.end
+        self._saved, self._index = saved, saved and saved.open()
+        self.end = 0 if saved is None or self._index is None else saved.end
         self._own: Path | None = None  # the temporary folder, if it has all that is found
         self._remove: Callable[[], object] = lambda: None
         self._process = 0  # that made the temporary folder

