@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -224,7 +224,10 @@ def _open_writer(
 
         return stack.enter_context(PostgresStore(folder))
     folder = Path(folder)
-    may_start_over = covers_all and (replace or _source_of(folder) == source)
+    may_start_over = covers_all and replace
+    if covers_all and not replace:
+        with suppress(IndexFileError):
+            may_start_over = read_manifest(folder).source == source
     writer = stack.enter_context(IndexWriter(folder, start_over=may_start_over))
     manifest = writer.manifest
     is_small = manifest and 4 * manifest.rows * manifest.dimension <= _CHECKED_BYTES
@@ -236,14 +239,6 @@ def _open_writer(
                 raise
             writer.clear(manifest.model)
     return writer
-
-
-def _source_of(folder: Path) -> object:
-    """Return the source of an index, or an object that equals no source."""
-    try:
-        return read_manifest(folder).source
-    except IndexFileError:
-        return object()
 
 
 def exit_on_sigterm() -> AbstractContextManager[object]:

@@ -122,7 +122,8 @@ def test_passages_follow_changes_filters_and_saves(kind: Any, tmp_path: Path) ->
         assert len({result.id for result in fused}) == 12
         assert any(result.passage for result in fused)
         words = retriever.search("delta", top_k=12, mode="bm25")
-        assert any(result.passage for result in words)
+        cut = [r.text[slice(*r.passage)] for r in words if r.passage]
+        assert cut and all("delta" in passage for passage in cut)
 
 
 def test_passages_cover_the_text() -> None:
