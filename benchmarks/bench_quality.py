@@ -10,7 +10,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from benchmarks.results_file import write
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
-from rag_demo.evaluate import evaluate, read_beir
+from rag_demo.commands.evaluate import quality, read_queries
+from rag_demo.documents.sources import Skipped, read_source
 from rag_demo.searching.arguments import MODES
 
 
@@ -20,29 +21,29 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--passages", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
-    collection = read_beir(options.beir)
+    documents = list(read_source(f"{options.beir}/corpus.jsonl", Skipped()))
+    queries, judgements = read_queries(options.beir)
     rows = {}
     with (
         EmbeddingModel(dtype=options.dtype) as model,
         PyTorchGPURetriever(model) as retriever,
     ):
         retriever.add(
-            [document.text for document in collection.documents],
-            [document.metadata for document in collection.documents],
-            [document.id for document in collection.documents],
+            [document.text for document in documents],
+            [document.metadata for document in documents],
+            [document.id for document in documents],
             passages=options.passages,
         )
         for mode in MODES:
-            scores = evaluate(collection, retriever, mode)
+            scores = quality(queries, judgements, retriever, mode)
             print(f"{options.beir.name}, {mode}: {scores}")
             rows[mode] = {metric: {"mean": score} for metric, score in scores.items()}
-    questions = len(collection.queries)
     write(
         f"quality_{options.beir.name}",
         {
             "dtype": options.dtype,
             "passages": options.passages,
-            "questions": questions,
+            "questions": len(queries),
             "modes": rows,
         },
     )

@@ -14,15 +14,13 @@ class PgVectorRetriever(Retriever):
     """Search in PostgreSQL with pgvector; see `Retriever` for the methods.
 
     Each change is one durable transaction, and others see it at once. Answers are exact, whatever
-    indexes the tables have, unless ``approximate`` is set. Filters must be mappings. A retriever
-    works again after the server was restarted, and in a forked child.
+    indexes the tables have. Filters must be mappings. A retriever works again after the server was
+    restarted, and in a forked child.
 
     Args:
         embedding_model: The embedding model. The retriever does not own it and does not close it.
         dsn: The database: a URL, which may have ``?table=NAME``, or keywords of libpq.
         table: The beginning of the names of the tables. They are made if they are missing.
-        approximate: "binary" finds candidates by the signs of their numbers, "hnsw" by an index
-            that `build_index` makes. Both score the candidates exactly.
         pool_size: How many connections at most.
         timeout_s: How long a search may take, and how long a call waits for a connection or for
             another program's change.
@@ -41,7 +39,6 @@ class PgVectorRetriever(Retriever):
         dsn: str,
         table: str = DEFAULT_TABLE,
         *,
-        approximate: str | None = None,
         pool_size: int = 4,
         timeout_s: float = 10,
     ) -> None:
@@ -49,16 +46,7 @@ class PgVectorRetriever(Retriever):
         store = PostgresStore(
             PostgresUrl.parse(dsn, table),
             identity=as_embedder(embedding_model).identity,
-            approximate=approximate,
             pool_size=pool_size,
             timeout_s=timeout_s,
         )
         super().__init__(embedding_model, store)
-
-    def build_index(self) -> None:
-        """Make the index for ``approximate="hnsw"``, and update the statistics of the planner.
-
-        Changes by others wait meanwhile. For a fast build, set maintenance_work_mem on the server.
-        """
-        self.ensure_open()
-        self.store.build_index()

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, compress
-
-import numpy as np
+from itertools import chain
+from typing import NoReturn
 
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
+from rag_demo.errors import RagDemoError
 from rag_demo.retriever import Retriever
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
 from rag_demo.stores.ranking import by_mode
-from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.vectors import Vectors
 from torch_utils import closes_on_error
 
@@ -28,8 +26,7 @@ class ShardedRetriever(Retriever):
 
     Dense answers are exact. BM25 uses each shard's own counts of words, not global ones, so scores
     of words are comparable if the shards hold similar documents. Ids must differ between shards.
-    New documents go to the smallest shard, and changed ones stay where they are. Calls take turns,
-    so a search sees one state. A change that fails in one shard may stay in others.
+    Change the shards themselves; a change of this is a `RagDemoError`.
 
     Args:
         shards: Retrievers of the same embedding model. They are owned: closing this closes them.
@@ -47,13 +44,16 @@ class ShardedRetriever(Retriever):
         super().__init__(self.shards[0].embedding_model, ShardedStore(self.shards))
         self.store.identity  # noqa: B018  (the models are compared)
 
+    def add(self, *_: object, **__: object) -> NoReturn:
+        """Refuse a change, before anything is embedded."""
+        _refuse_change()
+
 
 class ShardedStore:
-    """A `Store` over those of retrievers, which it closes."""
+    """A `Store` over those of retrievers, which it closes. It refuses changes."""
 
     def __init__(self, shards: Sequence[Retriever]) -> None:
         self._shards, self._stores = shards, [each.store for each in shards]
-        self._lock = threading.RLock()
 
     @property
     def identity(self) -> ModelIdentity | None:
@@ -74,53 +74,29 @@ class ShardedStore:
         fullest = max(every, key=lambda each: each.size)
         return replace(fullest, size=self.count, nbytes=sum(each.nbytes for each in every))
 
-    def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
-        """See `Store`."""
-        with self._lock:
-            refuse_other_vectors(self.identity, batch.identity)
-            if choose_ids:
-                batch = batch.with_ids(unused_ids(self._found, self.count, len(batch.documents)))
-            ids = [each.id for each in batch.documents]
-            smallest = int(np.argmin([each.count for each in self._stores]))
-            shards = np.full(len(ids), smallest)
-            for n, store in enumerate(self._stores):
-                shards[[each is not None for each in store.get(ids)]] = n
-            for n in np.unique(shards).tolist():
-                chosen = shards == n
-                rows, places = chosen[batch.owners], np.cumsum(chosen) - 1
-                some, owners = list(compress(batch.documents, chosen)), places[batch.owners[rows]]
-                spans, vectors = batch.spans[rows], batch.vectors[rows]
-                part = EmbeddedBatch(some, owners, spans, vectors, batch.identity)
-                self._stores[n].upsert(part)
-            return ids
+    def upsert(self, *_: object, **__: object) -> NoReturn:
+        """Refuse a change."""
+        _refuse_change()
 
-    def delete(self, ids: Sequence[str]) -> int:
-        """See `Store`."""
-        with self._lock:
-            return sum(each.delete(ids) for each in self._stores)
+    def delete(self, ids: object) -> NoReturn:
+        """Refuse a change."""
+        _refuse_change()
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
-        with self._lock:
-            found = self._found(ids)
+        every = chain.from_iterable(each.get(ids) for each in self._stores)
+        found = {each.id: each for each in every if each is not None}
         return [found.get(name) for name in ids]
-
-    def _found(self, ids: Sequence[str]) -> dict[str, Document]:
-        every = chain.from_iterable(store.get(ids) for store in self._stores)
-        return {each.id: each for each in every if each is not None}
 
     def ids(self) -> Iterator[str]:
         """See `Store`."""
-        with self._lock:
-            return chain.from_iterable([each.ids() for each in self._stores])
+        return chain.from_iterable([each.ids() for each in self._stores])
 
     def matching(
         self, where: Where | None, after: str | None = None, limit: int | None = None
     ) -> list[str]:
         """See `Store`."""
-        with self._lock:
-            every = [each.matching(where, after, limit) for each in self._stores]
-        return sorted(chain(*every))[:limit]
+        return sorted(chain(*(each.matching(where, after, limit) for each in self._stores)))[:limit]
 
     def search(
         self,
@@ -141,8 +117,7 @@ class ShardedStore:
                 for parts in zip(*every, strict=True)
             ]
 
-        with self._lock:
-            found = by_mode(mode, best, weights, top_k)
+        found = by_mode(mode, best, weights, top_k)
         return [[each._replace(rank=n) for n, each in enumerate(one, start=1)] for one in found]
 
     def close(self) -> None:
@@ -150,3 +125,7 @@ class ShardedStore:
         with contextlib.ExitStack() as stack:
             for each in self._shards:
                 stack.callback(each.close)
+
+
+def _refuse_change() -> NoReturn:
+    raise RagDemoError("several indexes are searched as one, but changed one by one")

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rag_demo.commands.options import (
-    dtype_option,
-    embedding_options,
+    device_option,
+    made_by_option,
     mode_option,
-    model_option,
     open_retriever,
     say,
 )
+from rag_demo.documents.sources import Skipped, read_source
+from rag_demo.errors import SourceError, required
 from rag_demo.places import as_place
+
+if TYPE_CHECKING:
+    from rag_demo.retriever import Retriever
+
+_LAYOUT = "a collection has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as in BEIR"
+_DEPTH = 101  # one more than Recall@100 needs, because the query's own document is dropped
+
+Judgements = dict[str, dict[str, int]]
+"""For each query the grades of the relevant documents."""
 
 
 @click.command()
@@ -25,38 +36,80 @@ from rag_demo.places import as_place
     "--index",
     "places",
     multiple=True,
+    required=True,
     metavar="DIR",
     type=as_place,
-    help="Judge this index instead of the documents in PATH; several are searched as one.",
+    help="Index of PATH/corpus.jsonl; several are searched as one.",
 )
 @mode_option
-@dtype_option
 @click.option(
     "--split", default="test", show_default=True, help="Read judgements from qrels/SPLIT.tsv."
 )
-@model_option
-@embedding_options
+@made_by_option
+@device_option
 def evaluate(
-    folder: Path, places: tuple[Any, ...], mode: str, split: str, **embedding: Any
+    folder: Path, places: tuple[Any, ...], mode: str | None, split: str, **model: Any
 ) -> None:
-    """Measure retrieval quality on the judged collection in PATH.
+    """Measure retrieval quality of an index on the judged collection in PATH.
 
-    The collection has BEIR's layout. --mode bm25 embeds nothing.
+    The collection has BEIR's layout. rag-demo index PATH/corpus.jsonl makes the index.
     """
-    import numpy as np
-
-    from rag_demo.console import progress
-    from rag_demo.evaluate import evaluate, read_beir
-
-    collection = read_beir(folder, split)
+    mode, (queries, judgements) = mode or "hybrid", read_queries(folder, split)
     with contextlib.ExitStack() as stack:
-        retriever = open_retriever(stack, places, mode, **embedding)
-        if not places:
-            ids, texts, metadata, _ = zip(*collection.documents, strict=True)
-            vectors = np.ones((len(ids), 1)) if mode == "bm25" else None
-            with progress("embedding", len(ids)) as advance:
-                retriever.add(texts, metadata, ids, vectors=vectors, on_progress=advance)
-        scores = evaluate(collection, retriever, mode)
-    say(f"{folder.name}, {mode}, {len(collection.queries)} questions")
+        retriever = open_retriever(stack, places, mode, **model)
+        scores = quality(queries, judgements, retriever, mode)
+    say(f"{folder.name}, {mode}, {len(queries)} questions")
     for metric, score in scores.items():
         say(f"{metric:12} {score:.4f}")
+
+
+def read_queries(folder: Path, split: str = "test") -> tuple[dict[str, str], Judgements]:
+    """Read the queries that are judged, by id, and the judgements.
+
+    Raises:
+        SourceError: A file is missing, or a line is invalid.
+    """
+    path = folder / "qrels" / f"{split}.tsv"
+    queries = {each.id: each.text for each in read_source(f"{folder}/queries.jsonl", Skipped())}
+    judgements: Judgements = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file, delimiter="\t"):
+                grades = judgements.setdefault(row["query-id"], {})
+                grades[row["corpus-id"]] = int(row["score"])
+        judged = {name: queries[name] for name in judgements}
+    except OSError as error:
+        raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
+        raise SourceError(f"'{path}' has wrong judgements or unknown queries: {error!r}") from None
+    if not judgements:
+        raise SourceError(f"'{path}' contains no judgements")
+    return judged, judgements
+
+
+def quality(
+    queries: dict[str, str], judgements: Judgements, retriever: Retriever, mode: str
+) -> dict[str, float]:
+    """Search for all queries, and average the metrics.
+
+    As in BEIR, a document with the id of the query is dropped from its results, because in some
+    collections (ArguAna, Quora) queries are documents.
+
+    Returns:
+        The scores by the name of the metric.
+
+    Raises:
+        SourceError: ir-measures is not installed.
+    """
+    with required("evaluating", SourceError, "evaluate"):
+        from ir_measures import RR, R, ScoredDoc, calc_aggregate, nDCG
+    found = retriever.search_batch(list(queries.values()), top_k=_DEPTH, mode=mode)
+    run = [
+        ScoredDoc(name, result.id, -float(result.rank))
+        for name, results in zip(queries, found, strict=True)
+        for result in results
+        if result.id != name
+    ]
+    metrics = {"nDCG@10": nDCG @ 10, "Recall@100": R @ 100, "MRR@10": RR @ 10}
+    scores = calc_aggregate(list(metrics.values()), judgements, run)
+    return {name: float(scores[metric]) for name, metric in metrics.items()}

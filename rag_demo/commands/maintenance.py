@@ -15,7 +15,6 @@ from rag_demo.commands.options import (
     folder_argument,
     json_option,
     open_saved,
-    parse_conditions,
     say,
     warn,
     where_option,
@@ -64,6 +63,7 @@ def info(folder: Path, as_json: bool) -> None:
 @folder_argument
 def verify(folder: Path) -> None:
     """Compare the index in DIR with its checksums."""
+    _refuse_database(folder, "verify it with pg_amcheck")
     with contextlib.closing(open_saved(folder)) as saved:
         saved.verify()
         say(f"{folder} is whole: {saved.count} texts")
@@ -89,10 +89,9 @@ def get(folder: Path, ids: tuple[str, ...]) -> None:
 @click.option("--limit", type=click.IntRange(1), help="List so many texts at most.")
 @json_option
 def list_texts(
-    folder: Path, conditions: tuple[str, ...], after: str | None, limit: int | None, as_json: bool
+    folder: Path, where: dict[str, Any] | None, after: str | None, limit: int | None, as_json: bool
 ) -> None:
     """List the texts of the index in DIR by ID: each ID with the beginning of its text."""
-    where = parse_conditions(conditions)
     with contextlib.closing(open_saved(folder)) as saved:
         names = saved.matching(where, after, limit)
         for start in range(0, len(names), _LISTED_AT_ONCE):
@@ -103,6 +102,11 @@ def list_texts(
         explain(where, [folder])
 
 
+def _refuse_database(place: Any, advice: str) -> None:
+    if not isinstance(place, Path):
+        raise RagDemoError(f"{place} is not a folder; {advice}")
+
+
 def _as_json(document: Document) -> str:
     return json.dumps({"id": document.id, "text": document.text, "metadata": document.metadata})
 
@@ -111,7 +115,7 @@ def _as_json(document: Document) -> str:
 @folder_argument
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @where_option("Delete the texts that match, such as source=old.md; see rag-demo search --help.")
-def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> int:
+def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> int:
     """Delete texts from the index in DIR, by ID or by metadata.
 
     rag-demo list prints the IDs. The exit code is 1 if there is nothing to delete.
@@ -119,9 +123,8 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> i
     from rag_demo.stores.index_writer import IndexWriter
     from rag_demo.stores.ingest import exit_on_sigterm
 
-    if not ids and not conditions:
+    if not ids and where is None:
         raise RagDemoError("nothing to delete; pass ids, or --where KEY=VALUE")
-    where = parse_conditions(conditions)
     load_manifest(folder)
     open_writer: Any = IndexWriter if isinstance(folder, Path) else open_database
     with exit_on_sigterm(), open_writer(folder) as writer:
@@ -158,8 +161,7 @@ def snapshot(folder: Any, folder_of_snapshots: Any) -> None:
     from rag_demo.stores.ingest import exit_on_sigterm
 
     for place in (folder, folder_of_snapshots):
-        if not isinstance(place, Path):
-            raise RagDemoError(f"{place} is not a folder; copy a database with pg_dump")
+        _refuse_database(place, "copy a database with pg_dump")
     folder_of_snapshots.mkdir(parents=True, exist_ok=True)
     numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
     target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"

@@ -67,9 +67,7 @@ dtype_option = click.option(
 mode_option = click.option(
     "--mode",
     type=click.Choice(MODES),
-    default="hybrid",
-    show_default=True,
-    help="Search vectors (dense), full text (bm25), or both.",
+    help="Search vectors (dense), full text (bm25), or both. [default: hybrid]",
 )
 top_k_option = click.option(
     "--top-k", type=click.IntRange(1), default=5, show_default=True, help="Results of a question."
@@ -101,18 +99,19 @@ def open_model(
     return EmbeddingModel(model, cache=path, **options)
 
 
-def open_retriever(stack: ExitStack, places: Sequence[Any], mode: str, **embedding: Any) -> Any:
-    """Open indexes as one retriever, which the stack closes; without places, an empty one."""
-    made_by = load_manifest(places[0]).model if places else None
+def open_retriever(
+    stack: ExitStack, places: Sequence[Any], mode: str, model: str | None, device: str | None
+) -> Any:
+    """Open indexes as one retriever, which the stack closes."""
+    made_by = load_manifest(places[0]).model
     # A search by words needs no model, only the identity of the one that made the index.
     known = made_by or ModelIdentity("none")
     embedder: Any = SimpleNamespace(
         identity=known, dimension=None, embed_query=None, embed_documents=None
     )
     if mode != "bm25":
-        embedder = stack.enter_context(open_model(made_by=made_by, **embedding))
-    make = partial(make_retriever, "torch", embedder, embedding["device"])
-    return open_indexes(places, embedder, make, stack) if places else stack.enter_context(make())
+        embedder = stack.enter_context(open_model(model, made_by, device=device))
+    return open_indexes(places, embedder, partial(make_retriever, "torch", embedder, device), stack)
 
 
 def say(text: object) -> None:
@@ -144,11 +143,15 @@ _OPERATORS = {"!=": "$nin", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", 
 
 
 def where_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option ``--where`` with a help text."""
-    return click.option("--where", "conditions", multiple=True, metavar="CONDITION", help=text)
+    """Return the option ``--where`` with a help text. The command gets a filter, or None."""
+    return click.option(
+        "--where", multiple=True, metavar="CONDITION", help=text, callback=_parse_conditions
+    )
 
 
-def parse_conditions(conditions: Sequence[str]) -> dict[str, Any] | None:
+def _parse_conditions(
+    context: click.Context, parameter: click.Parameter, conditions: Sequence[str]
+) -> dict[str, Any] | None:
     """Make a filter of conditions that must all hold. Without conditions, return None.
 
     The operators are ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=`` and ``~``: a list has the value,
@@ -169,7 +172,11 @@ def parse_conditions(conditions: Sequence[str]) -> dict[str, Any] | None:
                 "put a value that begins with an operator in double quotes"
             )
         key, sign, value = found[1], found[2], found[3].strip()
-        values = [_typed(value), value]
+        try:
+            typed = json.loads(value, parse_constant=str)  # NaN is a text.
+        except (ValueError, RecursionError):
+            typed = value
+        values = [typed if isinstance(typed, (str, int, float)) else value, value]
         if not value and sign not in ("=", "!="):
             raise click.BadParameter(f"{condition!r} has no value after {sign}")
         if sign == "=":
@@ -178,14 +185,6 @@ def parse_conditions(conditions: Sequence[str]) -> dict[str, Any] | None:
             filters.append({key: {_OPERATORS[sign]: values if sign == "!=" else values[0]}})
     filters += [{key: {"$in": values}} for key, values in alternatives.items()]
     return {"$and": filters} if filters else None
-
-
-def _typed(value: str) -> str | int | float | bool:
-    try:
-        typed = json.loads(value, parse_constant=str)  # NaN is a text.
-    except (ValueError, RecursionError):
-        return value
-    return typed if isinstance(typed, (str, int, float)) else value
 
 
 def explain(where: Mapping[str, Any], places: Sequence[Any]) -> None:

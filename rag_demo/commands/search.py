@@ -14,10 +14,10 @@ from rag_demo.commands.options import (
     device_option,
     explain,
     folder_argument,
+    json_option,
     made_by_option,
     mode_option,
     open_retriever,
-    parse_conditions,
     top_k_option,
     warn,
     where_option,
@@ -53,19 +53,17 @@ _BATCH = 256  # queries from a pipe that are searched together
     metavar="DENSE WORDS",
     help="How much both rankings count in --mode hybrid.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each question.")
+@json_option
 @made_by_option
 @device_option
-@click.pass_context
 def search(
-    ctx: click.Context,
     folder: Any,
     questions: tuple[str, ...],
     also: tuple[Any, ...],
     top_k: int,
-    conditions: tuple[str, ...],
+    where: dict[str, Any] | None,
     min_score: float | None,
-    mode: str,
+    mode: str | None,
     rerank: str | None,
     weights: tuple[float, float],
     as_json: bool,
@@ -82,15 +80,13 @@ def search(
 
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; write some words between the quotes")
-    where, places = parse_conditions(conditions), (folder, *also)
-    source = ctx.get_parameter_source("mode")
-    if min_score is not None and source is click.core.ParameterSource.DEFAULT:
-        mode = "dense"
+    places = (folder, *also)
+    mode = mode or ("hybrid" if min_score is None else "dense")
     for place in places:
         if not load_manifest(place).finished:
             warn(f"{place} is incomplete, because the command that makes it was interrupted")
     with contextlib.ExitStack() as stack:
-        opened = open_retriever(stack, places, mode, model=model, device=device)
+        opened = open_retriever(stack, places, mode, model, device)
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         for batch in _read_questions(questions):
             try:

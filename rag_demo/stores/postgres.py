@@ -30,8 +30,6 @@ from rag_demo.database import FORK_AWARE
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
 from rag_demo.errors import (
-    HOW_TO_REBUILD,
-    DamagedIndexError,
     IndexFileError,
     IndexVersionError,
     PostgresError,
@@ -120,16 +118,9 @@ def _condition(condition: Condition) -> _Clause:
 
 DEFAULT_TABLE = "rag_demo"
 _LANGUAGE = "english"  # of stems
-_TABLES = ("manifest", "documents", "vectors", "bits", "postings", "hnsw")
+_TABLES = ("manifest", "documents", "vectors", "postings")
 _VERSION = 1
-_CANDIDATES = 400  # of an approximate search
-_MORE = 8  # rows than are wanted, so that most exact searches need one statement
-
-_LIMITS_OF = {  # by a part of the server's message
-    "index row": "an id, a path or a word is too long for an index of Postgres; use a shorter one",
-    "hnsw": "build_index() takes at most 2,000 dimensions; search exactly or with 'binary'",
-    "": "Postgres cannot keep so much; a vector has at most 16,000 dimensions",
-}
+_MORE = 8  # rows than are wanted, so that most searches need one statement
 
 _CREATE = """
 CREATE EXTENSION IF NOT EXISTS vector;
@@ -142,25 +133,18 @@ CREATE INDEX ON {documents} USING gin (facts jsonb_path_ops);
 CREATE INDEX ON {documents} (file) WHERE file IS NOT NULL;
 CREATE TABLE {vectors} (document bigint, place integer, start integer, stop integer,
     embedding vector, PRIMARY KEY (document, place));
-CREATE TABLE {bits} (document bigint, place integer, bits bit varying);
-CREATE INDEX ON {bits} (document);
 CREATE TABLE {postings} (document bigint, count integer, words integer, term text COLLATE "C");
 CREATE INDEX ON {postings} (term) INCLUDE (document, count, words);
 CREATE INDEX ON {postings} (document);
 """
 _READ = "SELECT version, model, dimension, source, finished, count, next FROM {manifest}"
 _TIMEOUTS = "SELECT set_config('lock_timeout', %s, TRUE), set_config('statement_timeout', %s, TRUE)"
-_FILL_BITS = """
-INSERT INTO {bits} SELECT document, place, binary_quantize(embedding) FROM {vectors}
-WHERE document >= %s
-"""
 _REDESCRIBE = """
 UPDATE {documents} SET metadata = %s, facts = %s, file = %s WHERE id = %s AND text = %s
 """
 _REMOVE = """
 WITH gone AS (DELETE FROM {documents} WHERE id = ANY(%s) RETURNING number, words),
 v AS (DELETE FROM {vectors} WHERE document = ANY(ARRAY(SELECT number FROM gone))),
-b AS (DELETE FROM {bits} WHERE document = ANY(ARRAY(SELECT number FROM gone))),
 p AS (DELETE FROM {postings} WHERE document = ANY(ARRAY(SELECT number FROM gone))),
 sums AS (SELECT count(*) AS documents, coalesce(sum(words), 0) AS stems FROM gone)
 UPDATE {manifest} SET count = count - documents, words = words - stems FROM sums
@@ -170,37 +154,19 @@ _GROW = """
 UPDATE {manifest} SET model = coalesce(%s, model), dimension = %s, count = count + %s,
     words = words + %s, next = next + %s
 """
+# Adding 0 keeps every index of pgvector from answering, because those are approximate.
 _NEAREST = """
 SELECT d.id, v.start, v.stop, vector_send(v.embedding), c.distance FROM (
-    SELECT document, place, <distance> WHERE <where> ORDER BY distance LIMIT %s) c
+    SELECT document, place, (embedding <#> %s::vector) + 0 AS distance FROM {vectors}
+    WHERE <where> ORDER BY distance LIMIT %s) c
 JOIN {vectors} v USING (document, place) JOIN {documents} d ON d.number = v.document
 ORDER BY c.distance, v.place
-"""
-# Adding 0 keeps every index of pgvector from answering, because those are approximate.
-_DISTANCES = {
-    None: "(embedding <#> %s::vector) + 0 AS distance FROM {vectors}",
-    "binary": "bits <~> binary_quantize(%s::vector) AS distance FROM {bits}",
-    "hnsw": "embedding::vector(<dimension>) <#> %s::vector(<dimension>) AS distance FROM {vectors}",
-}
-_INDEX = """
-CREATE INDEX IF NOT EXISTS {hnsw} ON {vectors}
-USING hnsw ((embedding::vector(<dimension>)) vector_ip_ops)
 """
 _KEYS = """
 WITH RECURSIVE found (key, value) AS (SELECT each.* FROM {documents}, jsonb_each(facts) each
 UNION ALL SELECT found.key || '.' || each.key, each.value FROM found,
     jsonb_each(CASE jsonb_typeof(found.value) WHEN 'object' THEN found.value END) each)
 SELECT key, bool_or(jsonb_typeof(value) = 'string') FROM found GROUP BY key
-"""
-_FLAWS = """
-SELECT 'documents are missing' FROM {manifest} WHERE (count, words)
-    IS DISTINCT FROM (SELECT (count(*), coalesce(sum(words), 0)) FROM {documents})
-UNION SELECT 'vectors are missing' FROM {documents}
-    WHERE number NOT IN (SELECT document FROM {vectors})
-UNION SELECT 'a vector is wrong' FROM {vectors} LEFT JOIN {bits} USING (document, place)
-    WHERE bits IS DISTINCT FROM binary_quantize(embedding) OR abs(vector_norm(embedding) - 1) > 1e-3
-UNION SELECT 'words are missing' FROM {documents} d WHERE words <> (
-    SELECT coalesce(sum(count), 0) FROM {postings} p WHERE p.document = d.number)
 """
 # BM25 with k1 = 1.2 and b = 0.75. A sum of whole numbers does not depend on their order.
 _WORDS = """
@@ -290,7 +256,6 @@ class PostgresStore(Resource):
         url: The address of the database and the name of the tables.
         identity: The only model whose vectors are accepted; None accepts any.
         create: Whether to create the tables if they are missing.
-        approximate: None for exact answers, "binary" or "hnsw"; see docs/scale.md.
         pool_size: How many connections at most.
         timeout_s: How long a search may take, and how long a call waits for a lock or a connection.
 
@@ -307,14 +272,10 @@ class PostgresStore(Resource):
         *,
         identity: ModelIdentity | None = None,
         create: bool = True,
-        approximate: str | None = None,
         pool_size: int = 4,
         timeout_s: float = 10,
     ) -> None:
-        if approximate not in _DISTANCES:
-            raise ValueError(f'approximate must be None, "binary" or "hnsw", got {approximate!r}')
-        self.url = self.folder = url
-        self.approximate, self.timeout_s = approximate, timeout_s
+        self.url, self.timeout_s = url, timeout_s
         self._identity, self._pool_size = identity, pool_size
         self._names = {name: sql.Identifier(f"{url.table}_{name}") for name in _TABLES}
         self._pool = self._new_pool()
@@ -374,7 +335,7 @@ class PostgresStore(Resource):
 
     def stats(self) -> Stats:
         """See `Store`."""
-        sizes = " + ".join(f"pg_total_relation_size('{{{name}}}')" for name in _TABLES[:-1])
+        sizes = " + ".join(f"pg_total_relation_size('{{{name}}}')" for name in _TABLES)
         with self._transaction() as (run, state):
             ((nbytes,),) = run(f"SELECT {sizes}")
         return Stats(state.count, state.dimension, "postgres", "float32", nbytes)
@@ -405,7 +366,6 @@ class PostgresStore(Resource):
             if dimension != state.dimension:
                 if left:
                     check_dimension(batch.vectors, state.dimension)
-                run("DROP INDEX IF EXISTS {hnsw}")
                 # Vectors in the rows themselves are read twice as fast as those beside them.
                 run("ALTER TABLE {vectors} ALTER embedding SET STORAGE MAIN")
             run.copy("documents", "int8 int4 text text text jsonb text", (
@@ -422,7 +382,6 @@ class PostgresStore(Resource):
                 (number, place, *span, head + bytes(vector))
                 for place, (number, span, vector) in enumerate(parts)
             ))  # fmt: skip
-            run(_FILL_BITS, first)
             model = json.dumps(asdict(batch.identity)) if batch.identity else None
             words = sum(words.total() for *_, words in new)
             run(_GROW, model, dimension, len(new), words, count)
@@ -471,17 +430,6 @@ class PostgresStore(Resource):
         page = "AND (%s::text IS NULL OR id > %s) ORDER BY id LIMIT %s"
         query = f"SELECT id FROM {{documents}} WHERE {clause} {page}"
         return self._column(query, *values, after, after, limit)
-
-    def verify(self) -> None:
-        """Compare the tables with each other.
-
-        Raises:
-            DamagedIndexError: They contradict each other.
-        """
-        if flaws := self._column(_FLAWS):
-            raise DamagedIndexError(
-                f"{self.url} is damaged: {', '.join(flaws)}; {HOW_TO_REBUILD} URL --yes"
-            )
 
     def delete(self, ids: Sequence[str]) -> int:
         """See `Store`."""
@@ -533,35 +481,18 @@ class PostgresStore(Resource):
     def _nearest(
         self, run: _Run, query: Vectors, within: _Clause, top_k: int
     ) -> list[SearchResult]:
-        """Find the nearest documents. Exact answers are complete beyond pgvector's rounding."""
-        if self.approximate == "hnsw":
-            run("SET LOCAL hnsw.iterative_scan = strict_order")
-            run("SELECT set_config('hnsw.ef_search', %s, TRUE)", str(_CANDIDATES))
-        kind, (clause, values) = self.approximate, within
-        limit = top_k + _MORE if kind is None else max(_CANDIDATES, 4 * top_k)
+        """Find the nearest documents, complete beyond the rounding of pgvector."""
+        (clause, values), limit = within, top_k + _MORE
         while True:
-            template = _NEAREST.replace("<distance>", _DISTANCES[kind]).replace("<where>", clause)
-            template = template.replace("<dimension>", str(len(query)))
-            rows = run(template, str(query.tolist()), *values, limit).fetchall()
+            statement = _NEAREST.replace("<where>", clause)
+            rows = run(statement, str(query.tolist()), *values, limit).fetchall()
             best = _best_of_each(rows, query)
-            if kind != "hnsw" and len(rows) < limit:
+            is_complete = len(rows) < limit
+            if len(best) >= top_k and not is_complete:
+                is_complete = -rows[-1][-1] < best[top_k - 1].score - rounding(len(query))
+            if is_complete:
                 return best[:top_k]
-            if len(best) >= top_k:
-                bar = best[top_k - 1].score - rounding(len(query))
-                if kind is not None or -rows[-1][-1] < bar:
-                    return best[:top_k]
-            # An index of HNSW may find fewer than there are.
-            kind, limit = None if kind == "hnsw" else kind, 4 * limit
-
-    def build_index(self) -> None:
-        """Make the index of "hnsw", and let Postgres count what there is. Changes wait meanwhile.
-
-        "binary" and exact searches need no index.
-        """
-        with self._transaction(change=True) as (run, state):
-            if self.approximate == "hnsw" and state.dimension:
-                run(_INDEX.replace("<dimension>", str(state.dimension)))
-            run("ANALYZE {documents}, {vectors}, {bits}, {postings}")
+            limit *= 4
 
     @contextlib.contextmanager
     def _transaction(self, *, change: bool = False) -> Iterator[tuple[_Run, Manifest]]:
@@ -605,9 +536,10 @@ class PostgresStore(Resource):
                 f"{_on_one_line(error)}; remove it, or use an index in a folder"
             ) from None
         except errors.ProgramLimitExceeded as error:
-            found = _on_one_line(error)
-            limit = next(limit for part, limit in _LIMITS_OF.items() if part in found)
-            raise UnstorableError(f"{limit} ({found})") from None
+            raise UnstorableError(
+                "Postgres takes ids, paths and words of about 2,700 bytes, and vectors of 16,000 "
+                f"dimensions ({_on_one_line(error)}); use less, or an index in a folder"
+            ) from None
         except errors.InsufficientPrivilege as error:
             raise PostgresError(
                 f"the user of {self.url} lacks a right: {_on_one_line(error)}; grant it"

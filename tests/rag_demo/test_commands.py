@@ -86,18 +86,12 @@ def test_search_prints_question_place_and_text_on_a_terminal(index: Path) -> Non
 @pytest.mark.parametrize(
     ("conditions", "years"),
     [
-        (["year>=2020"], [2020, 2021]),
         (["year>2018", "year<2021"], [2019, 2020]),
-        (["year=2019"], [2019]),
         (["year=2019", "year=2021"], [2019, 2021]),
         (["year!=2019", "year<=2020"], [2018, 2020]),
-        (["year>2018", "year>2019"], [2020, 2021]),
-        (["source=c.jsonl:1"], [2018]),
         (["source>=c.jsonl:2", "source<d"], [2019, 2020, 2021]),
-        (["nothing!=1"], []),
-        (["year=x"], []),
-        (["nothing=1"], []),
         (["source~.jsonl:2"], [2019]),
+        (["nothing!=1"], []),
         (["$id=2"], [2020]),
     ],
 )
@@ -140,6 +134,8 @@ def test_add_and_delete_change_an_index(index: Path, tmp_path: Path) -> None:
         more.write_text(content)
         assert f"{len(before) + 1} texts, " in succeed("add", index, more)
         assert texts(index) == sorted([*before, content])
+    nothing = rag_demo("delete", index, "nosuch")
+    assert nothing.returncode == 1 and nothing.stdout.startswith("deleted 0 texts")
     deleted = rag_demo("delete", index, "2", "nosuch")
     assert (deleted.returncode, deleted.stderr) == (0, "rag-demo: not in the index: nosuch\n")
     succeed("delete", index, "--where", f"path={more}")
@@ -211,39 +207,28 @@ def test_escape_sequences_are_not_printed(tmp_path: Path) -> None:
         assert not {"\x1b", "\x07", "\ud800"} & set(result.stdout + result.stderr), str(result)
 
 
-def test_command_without_arguments_shows_help() -> None:
-    shown = succeed()
-    assert shown.startswith("Usage: rag-demo")
-    for command in ("index", "add", "delete", "search", "info", "verify", "evaluate", "demo"):
-        assert f"\n  {command} " in shown
-
-
 def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -> None:
     empty, out = tmp_path / "empty", tmp_path / "out"
     empty.mkdir()
     cases: dict[tuple[str | Path, ...], tuple[str, ...]] = {
         ("index", tmp_path / "nowhere", "--out", out): ("nowhere' does not exist",),
         ("index", empty, "--out", out): ("empty", "holds no text"),
-        ("index", "no_such_package", "--out", out): ("no_such_package", "does not exist"),
         ("index", index.parent / "source", "--out", tmp_path): ("is not an index",),
         ("search", tmp_path / "nowhere", "q"): ("no index in", "nowhere'", "rag-demo index"),
         ("search", index, "q", "--model", "all-MiniLM-L6-v2"): ("all-MiniLM-L6-v2", "tiny"),
         ("search", index, "q", "--top-k", "0"): ("--top-k", "0 is not in the range x>=1"),
-        ("search", index, "q", "--top-k", "x"): ("--top-k", "'x'"),
         ("search", index): ("no question given",),
         ("search", index, " "): ("question is empty",),
         ("search", index, "q", "--device", "nonsense"): ("cannot be used: ", "nonsense"),
-        ("search", index, "q", "--where", "lang"): ("'lang' is not a condition",),
         ("search", index, "q", "--where", "lang==en"): ("'lang==en' is not a condition", "quotes"),
         ("search", index, "q", "--where", "$or=1"): ("not a condition",),
-        ("search", index, "q", "--where", "=1"): ("not a condition",),
-        ("search", index, "q", "--where", "year=>2000"): ("'year=>2000' is not a condition",),
         ("delete", index, "--where", "year>>2000"): ("'year>>2000' is not a condition",),
+        ("search", index, "q", "--where", "line>="): ("has no value",),
         ("delete", index): ("nothing to delete",),
         ("index", empty, "--out", out, "--address", "x:1"): ("--address", "--on local"),
-        ("index", empty, "--out", out, "--actors", "2"): ("--actors", "--on local"),
         ("index", empty, "--out", out, "--on", "ray", "--device", "cpu"): ("--device", "--on ray"),
-        ("evaluate", tmp_path / "nowhere"): ("corpus.jsonl' cannot be read", "qrels/"),
+        ("evaluate", tmp_path / "nowhere"): ("--index",),
+        ("serve", "--index", index, "--index", index, "--writable"): ("takes one --index",),
         ("info", empty): (f"there is no index in '{empty}'",),
         ("nonsense",): ("No such command 'nonsense'",),
     }
@@ -254,16 +239,6 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
     assert not out.exists()
 
 
-def test_conditions_that_nothing_can_fulfil_are_explained(index: Path) -> None:
-    said = rag_demo("search", index, "Paris", "--mode", "dense", "--where", "nosuch=1").stderr
-    assert "no document has the metadata key 'nosuch'; the keys are: " in said
-    assert "source" in said
-    for condition in ("line>=", "source~"):
-        assert "has no value" in fail("search", index, "Paris", "--where", condition)
-    said = rag_demo("search", index, "Paris", "--mode", "dense", "--where", "line>=abc").stderr
-    assert "no document has text there" in said
-
-
 def test_search_by_words_needs_no_model(index: Path) -> None:
     options = ("--mode", "bm25", "--model", "no/such/model")
     assert succeed("search", index, "Paris", *options) == succeed(
@@ -271,15 +246,34 @@ def test_search_by_words_needs_no_model(index: Path) -> None:
     )
 
 
-def test_texts_are_listed_and_printed_by_id(index: Path) -> None:
+def test_texts_are_listed_in_pages_and_printed_by_id(index: Path) -> None:
     lines = succeed("list", index, "--where", "year>=2020").splitlines()
     assert lines == ["2\trecord number 2", "3\trecord number 3"]
-    listed = [json.loads(line) for line in succeed("list", index, "--json").splitlines()]
+    every = succeed("list", index).splitlines()
+    ids = [line.partition("\t")[0] for line in every]
+    assert ids == sorted(ids)
+    assert succeed("list", index, "--after", ids[1], "--limit", "2").splitlines() == every[2:4]
+    listed = succeed("list", index, "--json").splitlines()
     assert len(listed) == info(index)["texts"]
-    (found,) = succeed("get", index, "2").splitlines()
-    assert json.loads(found) in listed
-    assert json.loads(found)["metadata"]["year"] == 2020
+    assert succeed("get", index, "2").splitlines() == [listed[ids.index("2")]]
     assert "not in the index: nowhere" in fail("get", index, "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("command", "condition", "message"),
+    [
+        ("search", "nosuch=1", "no document has the metadata key 'nosuch'; the keys are: $id, "),
+        ("search", "line>=abc", "no document has text there"),
+        ("delete", "yaer=1", "no document has the metadata key 'yaer'; the keys are: $id, "),
+    ],
+)
+def test_conditions_that_nothing_can_fulfil_are_explained(
+    index: Path, command: str, condition: str, message: str
+) -> None:
+    question = ["Paris", "--mode", "bm25"] if command == "search" else []
+    result = rag_demo(command, index, *question, "--where", condition)
+    assert message in result.stderr
+    assert result.returncode == (command == "delete")
 
 
 def test_language_of_stems_is_chosen_by_the_command(tmp_path: Path) -> None:
@@ -293,14 +287,6 @@ def test_language_of_stems_is_chosen_by_the_command(tmp_path: Path) -> None:
     succeed(*command)  # The language stays.
     assert search(*ask)[0]["results"][0]["id"] == "a"
     assert "language must be" in fail(*command, "--language", "klingon")
-
-
-def test_texts_are_listed_in_pages(index: Path) -> None:
-    every = succeed("list", index).splitlines()
-    ids = [line.partition("\t")[0] for line in every]
-    assert ids == sorted(ids)
-    assert succeed("list", index, "--limit", "2").splitlines() == every[:2]
-    assert succeed("list", index, "--after", ids[1], "--limit", "2").splitlines() == every[2:4]
 
 
 def test_part_of_a_source_is_not_another_source(source: Path, index: Path, tmp_path: Path) -> None:
@@ -324,18 +310,6 @@ def test_part_of_a_source_is_not_another_source(source: Path, index: Path, tmp_p
     succeed("index", source, "--out", index, "--yes", *TINY)
     succeed("add", index, hidden)
     assert "--yes" in fail("index", source, "--out", index, *TINY)
-
-
-def test_delete_of_nothing_ends_with_code_1(index: Path) -> None:
-    for options, said in (
-        (["nosuch"], "not in the index: nosuch"),
-        (["--where", "yaer=2020"], "no document has the metadata key 'yaer'; the keys are: $id, "),
-    ):
-        result = rag_demo("delete", index, *options)
-        assert result.returncode == 1
-        assert said in result.stderr
-        assert "deleted 0 texts" in result.stdout
-    assert rag_demo("delete", index, "2", "nosuch").returncode == 0
 
 
 def test_snapshot_needs_two_folders(index: Path, tmp_path: Path) -> None:

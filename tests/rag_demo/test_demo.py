@@ -40,25 +40,15 @@ def test_known_answers_are_found_and_memory_is_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("demo")
-def test_demo_compares_ways_to_release_memory() -> None:
+def test_demo_answers_from_a_folder_and_releases_its_model() -> None:
     docs, question = ROOT / "docs" / "howto", "how is a model released in celery?"
     command = ("demo", str(docs), question, "--top-k", "3")
     result = run("from rag_demo.cli import main; main()", *command)
     assert_clean(result)
     assert f"passages of {docs}" in result.stdout and question in result.stdout
     assert "celery.md" in result.stdout
-    assert "\\n" not in result.stdout, str(result)
-    assert re.search(r"released: freed [\d.]+ MB on host in .* ms; resident ", result.stdout), str(
-        result
-    )
-    lines = [line for line in result.stdout.splitlines() if line.count(" MB") > 1]
-    rows = [[float(number) for number in re.findall(r"([\d.]+) MB", line)] for line in lines]
-    assert len(rows) > 2, str(result)
-    # Each took what the weights take, and more; the scope gave back at least the weights.
-    assert all(taken > 90 for taken, *_ in rows), str(result)
-    (scope,) = (line for line in lines if " with SafePyTorchCleanup() " in line)
-    assert float(re.findall(r"([\d.]+) MB", scope)[1]) > 90, scope
+    (freed,) = re.findall(r"released: freed ([\d.]+) MB on host in .* ms; resident ", result.stdout)
+    assert float(freed) > 80, str(result)
 
 
 def test_demo_reads_the_folder_that_it_stands_in(

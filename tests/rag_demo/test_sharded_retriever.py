@@ -1,78 +1,58 @@
-"""`ShardedRetriever`: the contract, exact dense answers, and shards that were made apart."""
+"""`ShardedRetriever`: answers of several retrievers as of one."""
 
 from __future__ import annotations
-
-import runpy
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, ModelMismatchError, PyTorchGPURetriever, ShardedRetriever
+from rag_demo import (
+    FaissRetriever,
+    ModelMismatchError,
+    PyTorchGPURetriever,
+    RagDemoError,
+    ShardedRetriever,
+)
 from tests.support.small_collections import Hashed, text_of
 
-CHECKS = runpy.run_path(str(Path(__file__).with_name("contract.py")))["CHECKS"]
-SLOW = ("killed", "another_process")  # They start interpreters.
 
-
-class ShardsPlace:
-    """Two folders, one for each kind of retriever."""
-
-    keeps_nul = True
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.source = (
-            "import pathlib, runpy\n"
-            f"place = runpy.run_path({__file__!r})['ShardsPlace'](pathlib.Path({str(folder)!r}))"
-        )
-
-    def open(self, model: Any) -> Any:
-        shards = [PyTorchGPURetriever(model, device="cpu"), FaissRetriever(model)]
-        for n, shard in enumerate(shards):
-            if (self.folder / str(n)).exists():
-                shard.load(self.folder / str(n))
-        return ShardedRetriever(shards)
-
-    def keep(self, retriever: Any) -> None:
-        for n, shard in enumerate(retriever.shards):
-            shard.save(self.folder / str(n))
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        pytest.param(check, id=check.__name__, marks=pytest.mark.slow if slow else ())
-        for check in CHECKS
-        for slow in [any(word in check.__name__ for word in SLOW)]
-        # Two folders cannot change together, and each is durable by itself.
-        if "killed" not in check.__name__
-    ],
-)
-def test_shards_keep_the_contract(check: Any, tmp_path: Path) -> None:
-    check(ShardsPlace(tmp_path))
-
-
-def test_dense_answers_equal_those_of_one_retriever() -> None:
+def test_answers_equal_those_of_one_retriever() -> None:
+    """Equal vectors lie in several shards."""
     vectors = np.random.default_rng(1).standard_normal((900, 16)).astype(np.float32)
-    vectors[500:540] = vectors[0]
+    vectors[250:540] = vectors[0]
     texts = [f"{text_of(n)} unique{n}" for n in range(900)]
-    with (
-        PyTorchGPURetriever(Hashed(), device="cpu") as one,
-        ShardedRetriever([PyTorchGPURetriever(Hashed(), device="cpu") for _ in range(3)]) as shards,
-    ):
-        for part in (slice(n, n + 100) for n in range(0, 900, 100)):
-            for each in (one, shards):
-                each.add(
-                    texts[part], ids=[f"n{n}" for n in range(900)[part]], vectors=vectors[part]
-                )
-        assert all(shard.stats().size > 200 for shard in shards.shards)
+    names, metadata = [f"n{n:03}" for n in range(900)], [{"odd": n % 2} for n in range(900)]
+    every = [PyTorchGPURetriever(Hashed(), device="cpu") for _ in range(3)]
+    with PyTorchGPURetriever(Hashed(), device="cpu") as one, ShardedRetriever(every) as shards:
+        one.add(texts, metadata, names, vectors=vectors)
+        for n, shard in enumerate(every):
+            part = slice(300 * n, 300 * n + 300)
+            shard.add(texts[part], metadata[part], names[part], vectors=vectors[part])
         for vector in vectors[:5]:
-            assert shards.search(None, 60, vector=vector) == one.search(None, 60, vector=vector)
+            for where in (None, {"odd": 1}):
+                wanted = one.search(None, 60, vector=vector, where=where)
+                assert shards.search(None, 60, vector=vector, where=where) == wanted
         (best,) = shards.search("unique77", 1, mode="bm25")
-        assert best.id == "n77"
-        assert shards.search("unique77 golf", 3, vector=vectors[77])[0].id == "n77"
+        assert best.id == "n077"
+        assert shards.search("unique77 golf", 3, vector=vectors[77])[0].id == "n077"
+        assert shards.documents(after="n598", limit=4) == one.documents(after="n598", limit=4)
+        assert shards.get(["n700", "unknown", "n1"]) == one.get(["n700", "unknown", "n1"])
+        assert (len(shards), sorted(shards.ids())) == (900, names)
+        assert shards.count({"odd": 1}) == 450
+        assert shards.stats() == one.stats()
+
+
+def test_changes_are_made_in_the_shards() -> None:
+    shard = PyTorchGPURetriever(Hashed(), device="cpu")
+    with ShardedRetriever([shard]) as shards:
+        shard.add(["text"], ids=["a"])
+        for change in (
+            lambda: shards.add(["more"]),
+            lambda: shards.delete(["a"]),
+            lambda: shards.update_metadata(["a"], [{"n": 1}]),
+        ):
+            with pytest.raises(RagDemoError, match="changed one by one"):
+                change()
+        assert [each.text for each in shards.documents()] == ["text"]
 
 
 def test_shards_of_different_models_are_refused_and_closed() -> None:

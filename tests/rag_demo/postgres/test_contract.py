@@ -19,25 +19,18 @@ class PostgresPlace:
 
     keeps_nul = False
 
-    def __init__(self, url: str, table: str, approximate: str | None = None) -> None:
-        self.url, self.table, self.approximate = url, table, approximate
-        self.source = (
-            "import runpy\n"
-            f"place = runpy.run_path({__file__!r})['PostgresPlace']"
-            f"({url!r}, {table!r}, {approximate!r})"
-        )
+    def __init__(self, url: str, table: str) -> None:
+        self.url, self.table = url, table
+        place = f"runpy.run_path({__file__!r})['PostgresPlace']({url!r}, {table!r})"
+        self.source = f"import runpy\nplace = {place}"
 
     def open(self, model: Any) -> PgVectorRetriever:
-        return PgVectorRetriever(model, self.url, self.table, approximate=self.approximate)
+        return PgVectorRetriever(model, self.url, self.table)
 
     def keep(self, retriever: Any) -> None:
         pass
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("approximate", [None, "binary", "hnsw"])
-def test_retriever_keeps_the_contract(
-    server: Any, table: str, check: Any, approximate: str | None
-) -> None:
-    """So few documents are all candidates, so approximate answers are the same."""
-    check(PostgresPlace(server.url, table, approximate))
+def test_retriever_keeps_the_contract(server: Any, table: str, check: Any) -> None:
+    check(PostgresPlace(server.url, table))
