@@ -46,8 +46,9 @@ PUBLIC = {
 }
 PRIVATE_TESTS = {
     "tests/examples/applications/mutant/sitecustomize.py": "breaks the product on purpose",
-    "tests/rag_demo/documents/test_passage_cutter.py": "an algorithm with many edges",
-    "tests/rag_demo/documents/test_reading.py": "reading by the function that examples use",
+    "tests/rag_demo/reading/test_formats.py": "reading by the function that examples use",
+    "tests/rag_demo/reading/test_passages.py": "an algorithm with many edges",
+    "tests/rag_demo/reading/test_sources.py": "reading by the function that examples use",
     "tests/rag_demo/encoding/test_embedding_cache.py": "a forked child, which cannot run a model",
     "tests/rag_demo/encoding/test_embeddings.py": "limits of a GPU on a CPU; the order of steps",
     "tests/rag_demo/search/test_exact_search.py": "a kernel, with copies that this machine lacks",

@@ -12,10 +12,14 @@ from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
-from rag_demo.documents.files import UnreadableError, to_text
 from rag_demo.documents.passages import Heading
 from rag_demo.errors import required
 
+_MARKS = [
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+]
 _FRONT_MATTER = re.compile(
     r"\A(?:---[ \t]*\n(?=(?:#.*\n)*[\w\"'][^\n]*:)[\s\S]*?^(?:---|\.\.\.)"
     r"|\+\+\+[ \t]*\n[\s\S]*?^\+\+\+)[ \t]*(?:\n|\Z)",
@@ -28,6 +32,10 @@ _CHARSET = re.compile(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?(
 _BOTH = ("start", "end")
 _MOST_NESTED = 1000  # elements of a page
 _HYPHEN = re.compile(r"(?<=[^\W\d_])-\n(?=[^\W\d_])")
+
+
+class UnreadableError(Exception):
+    """A file cannot be read: one of a few reasons, such as "not UTF-8 text", and maybe details."""
 
 
 class ExtractedText(NamedTuple):
@@ -50,6 +58,23 @@ def _joined(unit: str, parts: Sequence[str]) -> ExtractedText:
     """Join pages or cells, with an empty line after each."""
     pieces = [f"{part}\n\n" for part in parts]
     return ExtractedText("".join(pieces), unit, [*accumulate(map(len, pieces), initial=0)][:-1])
+
+
+def to_text(content: bytes, encoding: str = "utf-8") -> str:
+    r"""Decode a text, and turn all line ends into "\n". A byte order mark counts more.
+
+    Raises:
+        UnreadableError: The text has another encoding, or contains a null character.
+    """
+    encoding = next((name for mark, name in _MARKS if content.startswith(mark)), encoding)
+    try:
+        text = content.decode(encoding).removeprefix("\ufeff")
+    except ValueError:
+        name = "UTF-8" if encoding == "utf-8" else encoding
+        raise UnreadableError(f"not {name} text") from None
+    if "\0" in text:
+        raise UnreadableError("with a NUL byte, so not text")
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def read_text(content: bytes) -> ExtractedText:

@@ -11,9 +11,8 @@ from rag_demo.errors import required
 
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
 LONG_CHARS = 900  # of a text that is cut although a model can read it: it is found better
-SHORTEST = 20  # characters of a section; a shorter one is joined to the next
+SHORTEST = 20  # characters of a section, and of a passage that is cut again
 _BLOCK = 1 << 14  # characters that are cut together: the splitter's time is quadratic in a line
-_ROUNDS = 8  # of cutting a passage again because it has too many tokens
 _SPACES = re.compile(r"\s*")
 
 Lengths = Callable[[Sequence[str]], Sequence[float]]
@@ -119,7 +118,8 @@ def passages_of(
 ) -> list[list[tuple[int, int]]]:
     """Return the passages to embed of each text: start and stop. A short text has none.
 
-    They are cut by characters, and those that are longer than what the model reads are cut again.
+    They are cut by characters, and those that are longer than what the model reads are cut again,
+    down to `SHORTEST` characters.
 
     Args:
         texts: The texts.
@@ -129,28 +129,25 @@ def passages_of(
             than `LONG_CHARS`, or that the model cannot read to their end, are cut.
         overlap: Characters that passages share.
     """
-    wholes = [with_title(text, title) for text, title in zip(texts, titles, strict=True)]
-    ratios = lengths(wholes)
-    long = [
-        place
+    ratios = lengths([with_title(*each) for each in zip(texts, titles, strict=True)])
+    most = size or PASSAGE_CHARS
+    waiting = [
+        (place, 0, len(text), most)
         for place, text in enumerate(texts)
         if ratios[place] > 1 or len(text) > (size or LONG_CHARS)
     ]
-    size = size or PASSAGE_CHARS
-    spans = [(place, each.start, each.stop) for place in long
-             for each in cut(texts[place], size, overlap)]  # fmt: skip
-    for _ in range(_ROUNDS):
-        cuts = [with_title(texts[place][a:b], titles[place]) for place, a, b in spans]
-        ratios = lengths(cuts)
-        if all(ratio <= 1 for ratio in ratios):
-            break
-        shorter = []
-        for (place, a, b), ratio in zip(spans, ratios, strict=True):
-            most = max(1, int((b - a) / ratio * 0.9)) if ratio > 1 else b - a
-            for each in cut(texts[place][a:b], most, min(overlap, most // 2)):
-                shorter.append((place, a + each.start, a + each.stop))
-        spans = shorter
     found: list[list[tuple[int, int]]] = [[] for _ in texts]
-    for place, a, b in spans:
-        found[place].append((a, b))
-    return [each if len(each) > 1 else [] for each in found]
+    while waiting:
+        spans = [
+            (place, start + each.start, start + each.stop)
+            for place, start, stop, most in waiting
+            for each in cut(texts[place][start:stop], most, min(overlap, most // 2))
+        ]
+        ratios = lengths([with_title(texts[place][a:b], titles[place]) for place, a, b in spans])
+        waiting = []
+        for (place, a, b), ratio in zip(spans, ratios, strict=True):
+            if ratio > 1 and b - a > SHORTEST:
+                waiting.append((place, a, b, max(SHORTEST, int((b - a) / ratio * 0.9))))
+            else:
+                found[place].append((a, b))
+    return [sorted(each) if len(each) > 1 else [] for each in found]

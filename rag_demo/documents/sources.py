@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import codecs
+import fnmatch
 import hashlib
 import io
 import json
+import os
+import stat
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from rag_demo.documents.document import Document, checked_metadata
-from rag_demo.documents.files import (
-    MOST_BYTES,
-    TOO_LARGE,
-    Skip,
-    Skipped,
-    UnreadableError,
-    find_files,
-    full_path,
-    matches,
-    open_file,
-    read_bytes,
-)
 from rag_demo.documents.formats import (
+    UnreadableError,
     read_html,
     read_markdown,
     read_notebook,
@@ -41,6 +33,11 @@ from rag_demo.errors import SourceError, short_repr
 __all__ = ["STDIN", "Document", "Reading", "Skipped", "read_source"]
 
 STDIN = "-"
+MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JSON
+TOO_LARGE = f"of more than {MOST_BYTES >> 20} MB"
+_NEVER_READ = frozenset({"__pycache__", "node_modules"})
+_NAMES = 10  # that are listed for a reason
+Skip = Callable[..., None]  # see `Skipped.add`
 _LINES = (".jsonl", ".ndjson")
 _READERS = {
     **dict.fromkeys(("", ".txt", ".text", ".py"), read_text),
@@ -50,6 +47,30 @@ _READERS = {
     ".ipynb": read_notebook,
     ".pdf": read_pdf,
 }
+
+
+class Skipped(dict[str, list[str]]):
+    """The first names of what was skipped, by reason; an empty name for each of the others."""
+
+    def add(self, name: str, reason: str, detail: object = "") -> None:
+        """Record something that was skipped.
+
+        Args:
+            name: A file, a folder (ends with "/") or a line (ends with ":" and its number).
+            reason: One of a few reasons, such as "not UTF-8 text".
+            detail: The details of this case.
+        """
+        full = f"{name}: {detail}" if detail else name
+        names = self.setdefault(reason, [])
+        names.append(full if len(names) < _NAMES else "")
+
+    def __str__(self) -> str:
+        """Return one line with all reasons."""
+        parts = []
+        for reason, names in sorted(self.items()):
+            shown = names[:_NAMES] + ["..."] * (len(names) > _NAMES)
+            parts.append(f"{len(names)} {reason} ({', '.join(shown)})")
+        return f"skipped {sum(map(len, self.values()))}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -246,3 +267,89 @@ def _read_stdin(reading: Reading) -> Iterator[Document]:
             yield document._replace(file=name)
     except UnreadableError as error:
         _refuse("standard input", *error.args)
+
+
+def find_files(
+    folder: Path, skipped: Skipped, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a folder and its subfolders, with their relative names.
+
+    Hidden files, caches and installed packages are ignored. Links to folders and saved indexes
+    are skipped.
+
+    Args:
+        folder: The folder.
+        skipped: Records other skipped files, and those that cannot be read.
+        include: Shell patterns for names or relative paths. A file must match one, if any.
+        exclude: Shell patterns of files and folders to skip.
+    """
+
+    def named(path: str) -> str:
+        return f"{os.path.relpath(path, folder)}/".removeprefix("./")
+
+    def on_error(error: OSError) -> None:
+        name = named(str(error.filename)) or f"{folder}/"
+        skipped.add(name, "unreadable", error.strerror)
+
+    for where, folders, files in os.walk(folder, onerror=on_error):
+        prefix = named(where)
+        if fnmatch.filter(files, "rag-demo-*.sqlite"):
+            skipped.add(prefix or f"{folder}/", "a saved index")
+            folders.clear()
+            continue
+        for each in (below := sorted(filter(is_read, folders))).copy():
+            is_excluded = matches(prefix + each, exclude)
+            # Unlike Path.is_symlink, it accepts names that are too long.
+            if is_excluded or os.path.islink(f"{where}/{each}"):  # noqa: PTH114
+                skipped.add(f"{prefix}{each}/", "excluded" if is_excluded else "a link")
+                below.remove(each)
+        folders[:] = below
+        for each in sorted(filter(is_read, files)):
+            name = prefix + each
+            if matches(name, exclude) or (include and not matches(name, include)):
+                skipped.add(name, "excluded")
+            else:
+                yield Path(where, each), name
+
+
+def is_read(name: str) -> bool:
+    """Tell whether a file or folder of this name is read if it is found in a folder."""
+    return not name.startswith(".") and name not in _NEVER_READ
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a relative path, or its last part, matches a shell pattern."""
+    last = name.rpartition("/")[2]
+    return any(
+        fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(last, pattern) for pattern in patterns
+    )
+
+
+def full_path(path: str | Path) -> str:
+    """Return the absolute path of a file, without following links."""
+    return os.path.abspath(path)  # noqa: PTH100  (resolve() asks the disk about each folder)
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a regular file for reading. Never waits for a pipe.
+
+    Raises:
+        UnreadableError: The file is not regular.
+        OSError: The file cannot be opened.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UnreadableError("not a regular file")
+    return path.open("rb")
+
+
+def read_bytes(file: IO[bytes]) -> bytes:
+    """Read a file of at most `MOST_BYTES`.
+
+    Raises:
+        UnreadableError: The file is too large.
+        OSError: The file cannot be read.
+    """
+    content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UnreadableError(TOO_LARGE)
+    return content

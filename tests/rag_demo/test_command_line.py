@@ -37,13 +37,11 @@ def shell(script: str, *arguments: str | Path) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("script", "code", "wanted"),
     [
-        pytest.param("rag-demo --help > /dev/full", 2, "No space left", marks=FULL),
         pytest.param('rag-demo info "$1" > /dev/full', 2, "No space left", marks=FULL),
         ('rag-demo info "$1" | true; exit ${PIPESTATUS[0]}', 1, ""),
         ("rag-demo info $'/nowhere-\\xff-\\e[31m'", 2, r"/nowhere-\udcff-\x1b[31m"),
         ('(ulimit -f 0; rag-demo delete "$1" 0)', 2, "cannot be written"),
         ('rag-demo search "$1" paris --mode bm25 >&-', 0, ""),
-        ("rag-demo", 0, ""),
     ],
 )
 def test_stream_error_is_one_line(saved: Path, script: str, code: int, wanted: str) -> None:
@@ -63,9 +61,15 @@ main()
 """
 
 
-@pytest.mark.parametrize("arguments", [[], ["search", "folder", "question"]])
-def test_missing_packages_are_named(arguments: list[str]) -> None:
-    result = run(WITHOUT_CLICK, *arguments)
+def test_command_without_arguments_shows_help() -> None:
+    shown = succeed()
+    assert shown.startswith("Usage: rag-demo")
+    for command in ("index", "add", "delete", "search", "info", "verify", "evaluate", "demo"):
+        assert f"\n  {command} " in shown
+
+
+def test_missing_packages_are_named() -> None:
+    result = run(WITHOUT_CLICK, "search", "folder", "question")
     assert (result.returncode, result.stdout) == (2, ""), str(result)
     assert result.stderr.startswith("rag-demo: error: "), str(result)
     assert "pip install '.[rag,model]'" in result.stderr, str(result)
@@ -87,37 +91,6 @@ def test_ctrl_c_during_import_shows_no_traceback() -> None:
         """
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, "", ""), str(result)
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype", "is_said"),
-    [("amx_bf16", "float32", True), ("avx2", "float32", False), ("amx_bf16", "bfloat16", False)],
-)
-def test_index_says_where_bfloat16_is_faster(
-    tiny_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capability: str,
-    dtype: str,
-    is_said: bool,
-) -> None:
-    """Only after it has embedded everything; another dtype needs another index."""
-    import torch
-
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True}, raising=False)
-    (tmp_path / "x.txt").write_text("paris")
-    command: list[str | Path] = [
-        "index",
-        tmp_path / "x.txt",
-        "--out",
-        tmp_path / "i",
-        "--device",
-        "cpu",
-    ]
-    command += ["--model", tiny_model, "--dtype", dtype]
-    hint = "bfloat16 is several times faster on this processor: --dtype bfloat16 --yes"
-    assert [line == hint for line in succeed(*command).splitlines()] == [False] + [True] * is_said
-    assert hint not in succeed(*command)
 
 
 @pytest.mark.slow

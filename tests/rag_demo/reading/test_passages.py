@@ -1,4 +1,4 @@
-"""Unit tests of the passage cutter (private): completeness and linear time."""
+"""Passages: nothing is left out, they fit into the model, and cutting takes linear time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_demo.documents.passages import PASSAGE_CHARS, Heading, cut, passages_of
-from tests.support.programs import assert_clean, run
+from tests.support.programs import run
 
 PARAGRAPHS = st.lists(
     st.sampled_from(
@@ -83,20 +83,21 @@ def test_passages_fit_into_what_the_model_reads(chars_per_token: float) -> None:
 
 
 HOSTILE = """
-from rag_demo.documents.formats import read_markdown
+from rag_demo.documents.formats import read_html, read_markdown
 from rag_demo.documents.passages import cut
 MARKS = ("a\\n", "- a\\n", "[a\\n", "---\\na:\\n")
 for part in (*MARKS, "\\u6f22\\u5b57", "!.?", '."\\')]', "# \\n\\n", "\\n \\t", " ", "#", "word "):
-    text = part * (400_000 // len(part))
+    text = part * (200_000 // len(part))
     headings = read_markdown(text.encode()).headings
     assert sum(each.stop - each.start for each in cut(text, headings=headings)) <= len(text)
+for part in ("<a ", "<a x='", "<!--", "<script>", "<p>", "&#"):
+    read_html((part * (200_000 // len(part))).encode())
 print("done")
 """
 
 
 @pytest.mark.slow
-def test_cut_takes_linear_time() -> None:
-    """For megabytes without spaces, sentences or paragraphs, and of nothing else."""
+def test_hostile_texts_take_linear_time() -> None:
+    """Megabytes without spaces, sentences or paragraphs, and tags that are not closed."""
     result = run(HOSTILE)
-    assert_clean(result)
-    assert result.stdout == "done\n"
+    assert (result.returncode, result.stdout) == (0, "done\n"), str(result)

@@ -1,19 +1,16 @@
-"""What `read_source` makes of files: headings, main text, encodings, pages and ids."""
+"""What becomes of a file: headings, main text, encodings, and pages."""
 
 from __future__ import annotations
 
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rag_demo.documents.document import Document
+from rag_demo import Document, RagDemoError
 from rag_demo.documents.sources import Reading, Skipped, read_source
 from tests.support.pdf import pdf_of
-from tests.support.rag_command import write_lines
 
 LONG = "A text that is long enough for a section of its own."
 
@@ -44,11 +41,6 @@ def test_front_matter_gives_the_title_and_no_text(tmp_path: Path, matter: str) -
     assert (first.text, first.metadata["title"]) == (LONG, "Real")
     assert (first.metadata["line"], first.metadata["start"]) == (end.count("\n") + 1, len(end))
     assert second.metadata["title"] == "Next"
-
-
-def test_front_matter_without_title_gives_none(tmp_path: Path) -> None:
-    (document,) = read(tmp_path, "a.md", f"---\ndate: 2020-01-01\n---\n{LONG}")
-    assert (document.text, titles([document])) == (LONG, [""])
 
 
 def test_two_rules_are_not_front_matter(tmp_path: Path) -> None:
@@ -140,37 +132,12 @@ def test_declared_encoding_of_a_page_counts(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("a.txt", b"caf\xe9", "not UTF-8 text"),
-        ("a.html", b"<p>caf\xe9", "not UTF-8 text"),
-        ("a.html", b"<meta charset=shift_jis><p>\x80\xff", "not shift_jis text"),
-        ("a.txt", b"a\0b", "with a NUL byte, so not text"),
-        ("a.html", b"<ul><li>" * 2_000 + b"deep", "nested too deep"),
-        ("a.docx", b"PK", "of an unsupported type"),
-        ("a.html", b"<!-- nothing else -->", "without text"),
-    ],
+    "content",
+    [b"\r\n# A\r\n\r\nwords\r\n", b"\xef\xbb\xbf# A\n\nwords\n", "# A\n\nwords".encode("utf-16")],
 )
-def test_what_cannot_be_read_is_skipped_with_its_reason(
-    tmp_path: Path, name: str, content: bytes, reason: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    skipped = Skipped()
-    assert list(read_source(str(tmp_path), skipped)) == []
-    assert f"{reason} ({name})" in str(skipped)
-
-
-@pytest.mark.parametrize("part", ["<a ", "<a x='", "<!--", "<script>", "<p>", "&#", "<table>"])
-def test_tags_that_are_not_closed_take_no_quadratic_time(tmp_path: Path, part: str) -> None:
-    (tmp_path / "a.html").write_text(part * (400_000 // len(part)))
-    started_s = time.perf_counter()
-    list(read_source(str(tmp_path), Skipped()))
-    assert time.perf_counter() - started_s < 30
-
-
-def test_text_in_utf16_is_read(tmp_path: Path) -> None:
-    (document,) = read(tmp_path, "a.txt", "caf\u00e9".encode("utf-16"))
-    assert document.text == "caf\u00e9"
+def test_marks_and_line_ends_are_those_of_any_system(tmp_path: Path, content: bytes) -> None:
+    (document,) = read(tmp_path, "a.md", content)
+    assert (document.text, document.metadata["title"]) == ("# A\n\nwords", "A")
 
 
 def test_pages_of_a_pdf_are_named_and_divided_words_joined(tmp_path: Path) -> None:
@@ -181,37 +148,5 @@ def test_pages_of_a_pdf_are_named_and_divided_words_joined(tmp_path: Path) -> No
     assert (document.metadata["page"], document.metadata["last_page"]) == (1, 3)
     (first, *_) = read(tmp_path, "b.pdf", pdf_of(f"{LONG} " * 3, LONG), chunk_size=100)
     assert first.metadata["page"] == 1 and "last_page" not in first.metadata
-
-
-def test_other_types_are_read_as_text_on_demand(tmp_path: Path) -> None:
-    for name in ("a.csv", "b.json", "c.log", "d.c", "e.md"):
-        (tmp_path / name).write_text(f"words of {name}")
-
-    def names(**options: Any) -> list[str]:
-        found = read_source(str(tmp_path), Skipped(), Reading(**options))
-        return [each.metadata["source"] for each in found]
-
-    assert names() == ["e.md"]
-    assert names(as_text=("*.csv", "*.log")) == ["a.csv", "c.log", "e.md"]
-    (document,) = read(tmp_path, "x.html", "<p>marked", as_text=("*.html",))
-    assert document.text == "<p>marked"
-
-
-def test_id_of_a_line_does_not_depend_on_how_its_file_is_read(tmp_path: Path) -> None:
-    """An id that an earlier file of the folder has gets a mark."""
-    for name in ("a", "b"):
-        write_lines(tmp_path / f"{name}.jsonl", [{"id": "x1", "text": name}, {"text": "no id"}])
-    (alone, _) = read_source(str(tmp_path / "a.jsonl"), Skipped())
-    found = {each.id: each.text for each in read_source(str(tmp_path), Skipped())}
-    assert alone.id == "x1"
-    assert found == {"x1": "a", "a.jsonl#2": "no id", "x1~": "b", "b.jsonl#2": "no id"}
-
-
-def test_mark_before_an_empty_line_is_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = b'\xef\xbb\xbf\r\n{"text": "a"}\n'
-    assert [each.text for each in read(tmp_path, "a.jsonl", content)] == ["a"]
-    with (tmp_path / "a.jsonl").open() as file:
-        monkeypatch.setattr(sys, "stdin", file)
-        assert [each.text for each in read_source("-", Skipped())] == ["a"]
+    with pytest.raises(RagDemoError, match=r"c\.pdf: "):
+        read(tmp_path, "c.pdf", b"%PDF-1.4 damaged")
