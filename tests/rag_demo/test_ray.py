@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from rag_demo import FaissRetriever
 from tests.support.programs import IMPORT_PATH
 from tests.support.rag_command import fail, on_a_terminal, search, succeed, write_lines
 from tests.support.small_collections import Hashed
+from tests.support.waiting import is_there, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.xdist_group("ray")]
 pytest.importorskip("ray", reason="ray is not installed: see make test-ray")
@@ -60,13 +60,6 @@ class Run:
             return set(retriever.ids())
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def folders_of_ray() -> set[Path]:
     return {*Path("/tmp").glob("rag-demo-ray-*"), *Path("/dev/shm").glob("*ray*")}
 
@@ -78,14 +71,12 @@ def test_models_are_released_once_however_the_run_ends(how: str, tmp_path: Path)
     run = Run(tmp_path, count=10**6 if endless else 400, kind="error" if how == "error" else "")
     if endless:
         run.wait_for_progress()
-        started_s = time.monotonic()
         os.kill(run.process.pid, getattr(signal, how))
     code, _, stderr = run.end()
     assert run.releases() == ["released\n"] * 2, stderr
-    assert not [pid for pid in run.pids() if is_alive(pid)]
+    assert not [pid for pid in run.pids() if is_there(pid)]
     assert folders_of_ray() <= before
     if endless:
-        assert time.monotonic() - started_s < 60  # 30 s on a machine that does nothing else
         assert code == (143 if how == "SIGTERM" else -signal.SIGINT), stderr
         assert "SIGABRT" not in stderr
     elif how == "end":
@@ -100,13 +91,10 @@ def test_killed_driver_leaves_no_actor_and_the_next_run_continues(tmp_path: Path
     run = Run(tmp_path, count=10**6)
     run.wait_for_progress()
     pids = run.pids()
-    assert [pid for pid in pids if is_alive(pid)]
+    assert [pid for pid in pids if is_there(pid)]
     run.process.kill()
     run.end()
-    deadline_s = time.monotonic() + 60
-    while [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
+    wait_for(lambda: not [pid for pid in pids if is_there(pid)])
     indexed = len(run.ids())
     assert indexed
     again = Run(tmp_path, count=indexed + 40)
@@ -164,19 +152,13 @@ def test_command_embeds_on_ray_and_starts_nothing_in_vain(
     on_ray = ("index", lines, "--out", tmp_path / "ray", *options, "--on", "ray")
     shown = on_a_terminal(*on_ray, "--actors", "1")
     assert "indexed 50 texts" in shown
-    results = [
-        [(each["id"], round(each["score"], 4)) for each in search_all(tmp_path / name)]
-        for name in ("here", "ray")
-    ]
-    assert results[0] == results[1]
+    answers = []
+    for name in ("here", "ray"):
+        (found,) = search(tmp_path / name, "text 7", "--mode", "dense", "--top-k", "50")
+        answers.append([(each["id"], round(each["score"], 4)) for each in found["results"]])
+    assert answers[0] == answers[1]
     unchanged = succeed(*on_ray, "--address", "127.0.0.1:1")  # No cluster is needed.
     assert "50 of them unchanged" in unchanged
     shutil.rmtree(tmp_path / "ray")
     assert "pass a smaller --actors" in fail(*on_ray, "--actors", "1000")
     assert "Ray cannot be used" in fail(*on_ray, "--address", "127.0.0.1:1")
-
-
-def search_all(folder: Path) -> list[dict[str, Any]]:
-    (found,) = search(folder, "text 7", "--mode", "dense", "--top-k", "50")
-    results: list[dict[str, Any]] = found["results"]
-    return results

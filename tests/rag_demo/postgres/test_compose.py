@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,9 +53,6 @@ def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
     except OSError:
         return 0, None
 
@@ -64,7 +60,7 @@ def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
 def test_two_replicas_share_one_index(
     server: PostgresServer, table: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """What one writes is found by the other; without the database both answer 503."""
+    """What one writes is found by the other at once."""
     compose = yaml.safe_load((ROOT / "deploy" / "compose.postgres.yaml").read_text())
     for name, token in TOKENS.items():
         (tmp_path / name).write_text(token)
@@ -77,21 +73,13 @@ def test_two_replicas_share_one_index(
     options = [f"{name}={values[name]}" if name in values else name for name in names]
     serve = [sys.executable, "-m", "rag_demo", "serve", *options, "--model", str(tiny_model)]
     ports = [free_port(), free_port()]
-
-    def wait_for_status(status: int) -> None:
-        wait_for(lambda: all(ask(port, "GET", "/readyz")[0] == status for port in ports))
-
     with contextlib.ExitStack() as stack:
         for port in ports:
             stack.enter_context(running(*serve, "--port", str(port)))
-        wait_for_status(200)
+        wait_for(lambda: all(ask(port, "GET", "/readyz")[0] == 200 for port in ports))
         new = {"documents": [{"id": "second", "text": "the second note"}]}
         assert ask(ports[0], "PUT", "/documents", new)[0] == 200
         for port in ports:
             status, found = ask(port, "POST", "/search", {"query": "note"})
             assert status == 200, found
             assert {each["id"] for each in found["results"]} == {"first", "second"}
-        server.stop()
-        wait_for_status(503)
-        server.start()
-        wait_for_status(200)

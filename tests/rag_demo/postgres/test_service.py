@@ -1,9 +1,8 @@
-"""The service over an index in a database, and over several indexes."""
+"""The service over an index in a database."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
 from rag_demo import PgVectorRetriever
 from tests.support.postgres_server import PASSWORD, PostgresServer
-from tests.support.serving import TEXTS, Embedder, ask, make_index, search, serving
+from tests.support.serving import TEXTS, Embedder, serving
 from tests.support.waiting import wait_for_async
 
 
@@ -34,8 +33,6 @@ def test_changes_of_every_program_are_seen_at_once(url: Any) -> None:
                 answer = await replica.post("/search", json={"query": query, "top_k": 1})
                 assert [each["id"] for each in answer.json()["results"]] == [name]
             assert (await replica.get("/readyz")).json()["documents"] == 6
-            assert (await replica.get("/documents/new")).json()["text"] == "a zebra"
-            assert (await replica.post("/admin/reload")).status_code == 200
             gone = await client.post("/documents/delete", json={"where": {"year": 1}})
             assert gone.json()["deleted"] == 1
             wrong = await replica.post("/search", json={"query": "a", "where": {"a": "\0"}})
@@ -85,17 +82,3 @@ def test_server_that_stops_gives_503_until_it_is_back(
     asyncio.run(main())
     assert "the database cannot be reached" in "".join(texts)
     assert PASSWORD not in "".join(texts) + caplog.text
-
-
-def test_folder_and_database_are_searched_as_one(url: Any, tmp_path: Path) -> None:
-    with PgVectorRetriever(Embedder(), url) as retriever:
-        retriever.delete(["0", "1", "2", "3"])
-        retriever.add(["a giraffe"], ids=["in the database"])
-    places: Any = (make_index(tmp_path / "index"), url)
-    found, ready = ask(
-        places,
-        search({"queries": ["a giraffe", TEXTS[1]], "mode": "dense", "top_k": 1}),
-        ("GET", "/readyz", {}),
-    )
-    assert [each[0]["id"] for each in found.json()["batches"]] == ["in the database", "1"]
-    assert ready.json()["documents"] == len(TEXTS) + 1

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.support.clean_exit import check
 from tests.support.postgres_server import PASSWORD, PostgresServer
 from tests.support.programs import IMPORT_PATH
 from tests.support.small_collections import Hashed, text_of
-from torch_utils import ResourceClosedError
+from tests.support.waiting import wait_for
 
 
 def ids_of(results: Any) -> list[str]:
@@ -105,17 +104,6 @@ def test_filters_hold_for_the_same_documents_as_in_a_folder(
                 retriever.search("text", where=where)
 
 
-def test_no_string_is_read_as_sql(server: PostgresServer, table: str) -> None:
-    attack = "x\"'; DROP TABLE notes; -- %s {vectors} $1"
-    with pytest.raises(RagDemoError, match="letters"):
-        PgVectorRetriever(Hashed(), server.url, attack)
-    with PgVectorRetriever(Hashed(), server.url, table) as retriever:
-        retriever.add([attack], [{attack: attack}], [attack])
-        (found,) = retriever.search(attack, where={attack: attack})
-        assert (found.id, found.text, found.metadata) == (attack, attack, {attack: attack})
-        assert retriever.delete([attack]) == 1
-
-
 def test_what_is_not_ours_is_refused_and_stays(server: PostgresServer, table: str) -> None:
     server.execute(f'CREATE TABLE "{table}_documents" (important text)')
     with pytest.raises(RagDemoError, match="something else"):
@@ -192,10 +180,8 @@ def test_restarted_server_gives_an_error_and_then_works(table: str) -> None:
         with PgVectorRetriever(Hashed(), own.url, table, timeout_s=2) as retriever:
             retriever.add(["before the restart"], ids=["old"])
             own.stop(signal.SIGQUIT)
-            started_s = time.monotonic()
-            with pytest.raises(RagDemoError) as caught:
+            with pytest.raises(RagDemoError, match="try again") as caught:
                 retriever.search("restart")
-            assert time.monotonic() - started_s < 10
             assert "\n" not in str(caught.value)
             assert PASSWORD not in str(caught.value)
             own.start()
@@ -235,6 +221,7 @@ def test_exhausted_pool_and_long_locks_end_in_one_line(server: PostgresServer, t
         "postgresql://tester:an@wr0ng-pass@127.0.0.1:{port}/postgres",
         "host=127.0.0.1 password=wr0ng-pass user",
         "postgresql://tester:wr0ng-pass@127.0.0.1:{port}/postgres?unknown=option",
+        "postgresql://tester:wr0ng-pass@127.0.0.1:{port}/postgres?table=x;DROP",
     ],
 )
 def test_errors_are_one_line_without_the_password(server: PostgresServer, url: str) -> None:
@@ -252,14 +239,9 @@ def test_closed_retriever_leaves_no_connection_and_no_thread(
     retriever = PgVectorRetriever(Hashed(), server.url, table)
     retriever.add(["text"])
     retriever.close()
-    with pytest.raises(ResourceClosedError):
-        retriever.store.count
     assert {*threading.enumerate()} <= before
     query = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
-    deadline_s = time.monotonic() + 10
-    while server.execute(query) != [(1,)]:  # its own
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_for(lambda: server.execute(query) == [(1,)])  # its own
 
 
 EXITS = """
@@ -283,7 +265,7 @@ if sys.argv[3] == "error":
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "end", "error"])
+@pytest.mark.parametrize("how", ["fork", "error"])
 def test_program_leaves_cleanly(server: PostgresServer, table: str, how: str) -> None:
     command = [sys.executable, "-W", "error", "-c", EXITS, server.url, table, how]
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
