@@ -1,4 +1,4 @@
-"""Measure what `rag-demo index --on ray` costs beside the plain command: seconds of processors.
+"""Measure what `rag-demo index --actors` costs beside the plain command: seconds of processors.
 
 Sentences of SciFact (``--beir`` names its folder) are indexed by both, and abstracts by one actor.
 """
@@ -66,10 +66,10 @@ def main() -> None:
     rows = {}
     runs: dict[str, tuple[list[str], list[str]]] = {
         "plain": (sentences[: options.count], []),
-        "ray": (sentences[: options.count], ["--on", "ray", "--actors", "2"]),
+        "ray": (sentences[: options.count], ["--actors", "2"]),
         "one actor, abstracts": (
             abstracts[: options.count // 40],
-            ["--on", "ray", "--actors", "1"],
+            ["--actors", "1"],
         ),
     }
     for name, (texts, extra) in runs.items():

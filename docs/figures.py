@@ -402,7 +402,7 @@ def ray_cost(result: Result) -> str:
     """Seconds of processors for the same texts, by the plain command and by two actors."""
     rows = []
     plain = sum(result["rows"]["plain"]["processor_s"].values())
-    for name, label in {"plain": "`rag-demo index`", "ray": "`--on ray --actors 2`"}.items():
+    for name, label in {"plain": "`rag-demo index`", "ray": "`--actors 2`"}.items():
         row = result["rows"][name]
         by_role = row["processor_s"]
         parts = (f"{by_role[role]:.0f} s" if role in by_role else "" for role in RAY_ROLES)

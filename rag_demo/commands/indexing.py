@@ -79,25 +79,24 @@ _reading_options = options(
 @click.option(
     "--language", help="Language of stems, such as german; none keeps words. [default: english]"
 )
-@click.option("--on", type=click.Choice(["local", "ray"]), default="local", help="Where to embed.")
-@click.option("--address", help="Address of a Ray cluster. [default: start Ray here]")
-@click.option("--actors", type=click.IntRange(1), help="Actors of Ray. [default: one per CPU]")
+@click.option("--address", help="Embed on this Ray cluster, in one actor for each CPU or GPU.")
+@click.option("--actors", type=click.IntRange(1), help="Embed in so many actors of Ray.")
 @click.option("--yes", is_flag=True, help="Replace an index of another source or model.")
-def index(
-    source: str, out: Any, language: str | None, on: str, yes: bool, **embedding: Any
-) -> None:
+def index(source: str, out: Any, language: str | None, yes: bool, **embedding: Any) -> None:
     """Create an index of SOURCE, or update it.
 
     SOURCE is a folder, a file, or - for standard input. It reads text, Markdown,
     reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
     """
-    for option in ["device"] if on == "ray" else ["address", "actors"]:
-        if embedding[option] is not None:
-            raise click.UsageError(f"--{option} has no effect with --on {on}")
+    ray = {name: embedding.pop(name) for name in ("address", "actors")}
+    is_on_ray = any(ray.values())
+    if is_on_ray and embedding["device"] is not None:
+        raise click.UsageError(
+            "--device has no effect on Ray; each actor uses a GPU if there are any"
+        )
     reading, skipped = _pop_reading(embedding), Skipped()
     name, documents = _read(source, skipped, **reading)
-    ray = {name: embedding.pop(name) for name in ("address", "actors")}
-    if on == "ray":
+    if is_on_ray:
         from rag_demo.ray_embedder import RayEmbedder
 
         ray |= {name: embedding[name] for name in ("dtype", "batch_size")}

@@ -149,7 +149,7 @@ def test_command_embeds_on_ray_and_starts_nothing_in_vain(
     lines = write_lines(tmp_path / "lines.jsonl", [{"text": f"text {n}"} for n in range(50)])
     options = ("--model", tiny_model)
     succeed("index", lines, "--out", tmp_path / "here", *options, "--no-cache")
-    on_ray = ("index", lines, "--out", tmp_path / "ray", *options, "--on", "ray")
+    on_ray = ("index", lines, "--out", tmp_path / "ray", *options)
     shown = on_a_terminal(*on_ray, "--actors", "1")
     assert "indexed 50 texts" in shown
     answers = []
