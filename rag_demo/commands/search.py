@@ -111,10 +111,10 @@ def _read_questions(questions: Sequence[str]) -> Iterator[list[str]]:
         yield list(questions)
         return
     lines: Iterator[str] = (line.strip().lstrip("\ufeff") for line in sys.stdin if line.strip())
-    first = list(itertools.islice(lines, 1))
-    if not first:
-        raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
-    lines = itertools.chain(first, lines)
     size = 1 if sys.stdin.isatty() else _BATCH
-    while batch := list(itertools.islice(lines, size)):
+    batch = list(itertools.islice(lines, size))
+    if not batch:
+        raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
+    while batch:
         yield batch
+        batch = list(itertools.islice(lines, size))

@@ -33,8 +33,8 @@ from rag_demo.errors import SourceError, short_repr
 __all__ = ["STDIN", "Document", "Reading", "Skipped", "read_source"]
 
 STDIN = "-"
-MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JSON
-TOO_LARGE = f"of more than {MOST_BYTES >> 20} MB"
+_MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JSON
+_TOO_LARGE = f"of more than {_MOST_BYTES >> 20} MB"
 _NEVER_READ = frozenset({"__pycache__", "node_modules"})
 _NAMES = 10  # that are listed for a reason
 Skip = Callable[..., None]  # see `Skipped.add`
@@ -103,7 +103,7 @@ _DEFAULT = Reading()
 def read_source(source: str, skipped: Skipped, reading: Reading = _DEFAULT) -> Iterator[Document]:
     """Read documents from a folder, a file or standard input.
 
-    Time and memory are linear in the size of a file, which is at most `MOST_BYTES`. JSON lines are
+    Time and memory are linear in the size of a file, which is at most `_MOST_BYTES`. JSON lines are
     read one by one. In a folder, an unreadable file is skipped; a source that is an unreadable
     file is an error.
 
@@ -203,11 +203,11 @@ def _read_lines(
             gets a "~" at its end.
 
     Raises:
-        UnreadableError: A line has more than `MOST_BYTES`.
+        UnreadableError: A line has more than `_MOST_BYTES`.
     """
-    for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES + 1), b""), start=1):
-        if len(line) > MOST_BYTES:
-            raise UnreadableError(f"with a line {TOO_LARGE}")
+    for number, line in enumerate(iter(lambda: file.readline(_MOST_BYTES + 1), b""), start=1):
+        if len(line) > _MOST_BYTES:
+            raise UnreadableError(f"with a line {_TOO_LARGE}")
         line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
@@ -343,13 +343,13 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_bytes(file: IO[bytes]) -> bytes:
-    """Read a file of at most `MOST_BYTES`.
+    """Read a file of at most `_MOST_BYTES`.
 
     Raises:
         UnreadableError: The file is too large.
         OSError: The file cannot be read.
     """
-    content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise UnreadableError(TOO_LARGE)
+    content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise UnreadableError(_TOO_LARGE)
     return content
