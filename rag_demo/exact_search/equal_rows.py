@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,60 +38,56 @@ def find_equal_rows(parts: Sequence[Vectors], take: Callable[[Rows], Vectors]) -
         parts: The vectors in order, shape (n, d) each.
         take: Returns a copy of the vectors of rows.
     """
-    first = np.concatenate([np.ascontiguousarray(part[:, :2]) for part in parts])
-    keys = first.view(np.uint64 if first.shape[1] == 2 else np.uint32)[:, 0]
+    first = np.concatenate([part[:, :2] for part in parts])
+    keys = first.view(f"u{first.itemsize * first.shape[1]}")[:, 0]
     order = np.argsort(keys, kind="stable")
     edges = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]], append=~keys[order[-1:]]))
     groups = []
     for run in np.flatnonzero(np.diff(edges) >= MANY).tolist():
         rows = order[edges[run] : edges[run + 1]]
-        bits = take(rows[:1]).view(np.uint32)
-        some = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
-        equal = [part[(take(part).view(np.uint32) == bits).all(axis=1)] for part in some]
-        groups.append(np.concatenate(equal))
+        some = np.array_split(rows, len(rows) // _AT_ONCE + 1)
+        vector = take(rows[:1])
+        groups.append(np.concatenate([each[(take(each) == vector).all(axis=1)] for each in some]))
     return EqualRows(len(keys), [group for group in groups if len(group) >= MANY])
 
 
-def without_equal_rows(
-    equal: EqualRows, allowed: Mask | None, count: int
-) -> tuple[Mask, list[Rows]]:
+def first_of_each(
+    groups: Sequence[Rows], allowed: Mask | None, count: int
+) -> tuple[Mask, dict[int, Rows]]:
     """Allow only the first row of each group.
 
     Args:
-        equal: The groups.
+        groups: The groups.
         allowed: Which rows to search: shape (n,); None for all.
         count: How many rows there are.
 
     Returns:
-        Which rows to search, and the allowed rows of each group.
+        Which rows to search, and the allowed rows of each group by the first of them.
     """
     mask = np.ones(count, bool) if allowed is None else allowed.copy()
-    groups = [group[mask[group]] for group in equal.groups]
-    for group in groups:
-        mask[group[1:]] = False
-    return mask, [group for group in groups if len(group) > 1]
+    present = [rows for group in groups if len(rows := group[mask[group]]) > 1]
+    for rows in present:
+        mask[rows[1:]] = False
+    return mask, {int(rows[0]): rows for rows in present}
 
 
 def with_equal_rows(
-    pairs: Pairs, groups: Sequence[Rows], top_k: int, order_of: Callable[[Rows], Rows]
+    pairs: Pairs, groups: Mapping[int, Rows], top_k: int, order_of: Callable[[Rows], Rows]
 ) -> Pairs:
     """Replace the first row of each group by the ``top_k`` first rows in the order of ties.
 
     Args:
         pairs: Pairs of a query and a row, with scores.
-        groups: See `without_equal_rows`.
+        groups: See `first_of_each`.
         top_k: How many rows of a group, at most.
         order_of: Returns numbers that order rows of equal score.
     """
-    found = set(pairs.row.tolist())
-    groups = [group for group in groups if group[0] in found]
-    if not groups or pairs.scores is None:
-        return pairs
-    ends = np.cumsum([len(group) for group in groups])
-    orders = np.split(order_of(np.concatenate(groups)), ends[:-1])
-    rows_of = {int(group[0]): group[np.lexsort((group, order))[:top_k]]
-               for group, order in zip(groups, orders, strict=True)}  # fmt: skip
-    rows = [rows_of.get(row, np.array([row])) for row in pairs.row.tolist()]
-    counts = [len(each) for each in rows]
+    best = {
+        row: groups[row][np.argsort(order_of(groups[row]), kind="stable")[:top_k]]
+        for row in groups.keys() & set(pairs.row.tolist())
+    }
+    rows = [best.get(row, [row]) for row in pairs.row.tolist()]
+    counts = list(map(len, rows))
+    assert pairs.scores is not None
     query, scores = np.repeat(pairs.query, counts), np.repeat(pairs.scores, counts)
     return Pairs(query, np.concatenate(rows), scores)

@@ -1,11 +1,11 @@
 """Exact search on any device: one pass, a proven bound, and float64 for the few candidates.
 
-`search` multiplies all rows with the queries, in the fastest precision of the device, and keeps the
-best candidates of each query. It scores them in float64 and proves that every other row is worse.
-If it cannot prove this for a query, it repeats the pass for that query with more candidates.
+`search` multiplies all rows with the queries, in the fastest precision of the device. Every row
+that can be among the best is a candidate. Candidates are scored again in float64.
 
 Why the answers are exact. Let v be a row and q a query, both float32 of length 1, and let v' and q'
-be their copies in the precision of the pass. The true score is <v, q>. For the computed score s:
+be their copies in the precision of the pass. The true score is t = <v, q>. For the computed score
+s:
 
 1. The difference of the products is ``<v - v', q'> + <v, q - q'>``. By the inequality of Cauchy
    and Schwarz it is at most ``|v - v'| |q'| + |v| |q - q'|``. The distances are measured when the
@@ -15,10 +15,13 @@ be their copies in the precision of the pass. The true score is <v, q>. For the 
    That sum is at most ``|v'| |q'|``, by the same inequality. `rounding` allows twice as much.
 3. Storing a score in a narrower dtype changes it by at most its unit roundoff times the score.
 
-So the true score lies between ``lower(s) = s - e - r |s|`` and ``upper(s) = s + e + r |s|``, where
-e is the sum of 1 and 2, and r that of 3. Both grow with s. At least k rows have a true score of
-``lower`` of the k-th best s or more. A row that was not kept has at most the s of the last one that
-was. If its ``upper`` is below that, it is worse than the k-th best row, and cannot even tie.
+Let e be the sum of 1 and 2, r a little more than that unit roundoff, and
+``lower(x) = x - e - r |x|``. Then t is at least ``lower(s)``, and s is at least ``lower(t)``.
+
+Rows are compared in blocks. If m is the k-th largest of the maxima of the blocks, then k rows have
+a computed score of m or more, and a true score of ``lower(m)`` or more. So a row whose computed
+score is below ``lower(lower(m))`` is worse than k others, and cannot even tie with them. All other
+rows are candidates. In the same way, the k-th best of some scores in float64 bounds the others.
 """
 
 from __future__ import annotations
@@ -31,24 +34,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.linalg import vector_norm
 
 from rag_demo.exact_search.scores import Pairs, Scores, exact_scores
 from rag_demo.vectors import Rows, Vectors, rounding
 
-FEW_ROWS = 1 << 15
-"""Up to so many rows are multiplied with a single query without further threads."""
 FEW_QUERIES = 8
 """Up to so many queries, a CPU multiplies float32 vectors as fast as rounded ones."""
-_MASKED = -4.0  # below every score, and finite
+_FEW_ROWS = 1 << 15  # are multiplied with a single query in one thread, which waits for no other
 _SLACK = 1e-6  # Lengths are 1 within 2**-22, and bounds are computed in float32.
+_LEAST = -2.0  # below every score
+_FEWEST_ROWS = 1 << 11  # that are multiplied at once
+_AT_ONCE = 1 << 13  # rows that are turned into a wider dtype at once
 _UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # the unit roundoff of each dtype
 # From torch 2.8 on, products of narrower vectors can be float32.
 _HAS_WIDE_PRODUCTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
 # The products of rows and a vector, in one thread; numpy has it from 2.0 on.
 _dot: Callable[[Any, Any], Any] = getattr(np, "vecdot", partial(np.einsum, "ij,j->i"))
-_MORE = 8  # times as many candidates, where fewer prove nothing
-_FEWEST_ROWS = 1 << 11  # that are multiplied at once, if there is room for few scores
-_WIDENED = 1 << 13  # rows that are turned into float32 at once
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,6 @@ class Source:
         dtype: Their dtype: float32, float16 or bfloat16.
         parts: Each takes a number, and yields consecutive vectors, at most so many at once.
         take: Returns the true vectors of rows: shape (n, d), float32, in host memory.
-        available: How many rows are allowed.
         allowed: Which rows are allowed: shape (n,), on the device; None for all.
         error: The largest distance of a row from the true vector.
         resident: All true vectors, float32, if they are on the device.
@@ -70,7 +71,6 @@ class Source:
     dtype: Any
     parts: Sequence[Callable[[int], Iterable[Any]]]
     take: Callable[[Rows], Vectors]
-    available: int
     allowed: Any = None
     error: float = 0.0
     resident: Any = None
@@ -107,24 +107,18 @@ class Profile:
     Attributes:
         products: Tells how to multiply vectors of a dtype on a device.
         scores: How many scores are computed at once.
-        pairs: How many candidates there are at once, of all queries together.
-        is_cpu: Whether the rows of a block are spread over the chunk, and whether to look how many
-            blocks can matter. Both are faster on a CPU; a GPU would have to wait for the second.
-        exact_on_device: Whether candidates are scored there in float64.
-        is_pinned: Whether rows from a file pass through pinned memory.
+        pairs: How many candidates are collected, for all queries, before they are scored again.
+        is_cuda: Whether candidates are scored again on the device, and rows from a file pass
+            through pinned memory.
     """
 
     products: Callable[[Any, Any], Products]
     scores: int
-    pairs: int
-    is_cpu: bool = False
-    exact_on_device: bool = False
-    is_pinned: bool = False
+    pairs: int = 1 << 20
+    is_cuda: bool = False
 
-    def within(self, scratch_bytes: int | None) -> Profile:
+    def within(self, scratch_bytes: int) -> Profile:
         """Return a profile whose scores and candidates fit into so many bytes."""
-        if scratch_bytes is None:
-            return self
         scores, pairs = (max(1 << 14, scratch_bytes // part) for part in (16, 128))
         return replace(self, scores=min(self.scores, scores), pairs=min(self.pairs, pairs))
 
@@ -135,159 +129,132 @@ def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pa
     Args:
         source: The rows.
         queries: Shape (b, d), float32, each of length 1.
-        top_k: How many rows, at most as many as are available.
+        top_k: How many rows, at most as many as are allowed.
         profile: The profile of the device.
 
     Returns:
-        The pairs with their exact scores. They include every row that scores at least as much as
-        the k-th best, and a few others.
+        All pairs that score at least as much as the k-th best one of their query, with their exact
+        scores.
     """
-    kept = top_k + 8 if source.dtype == torch.float32 else 2 * top_k + 44
-    pending: Rows = np.arange(len(queries))
-    found: list[list[Any]] = []
+    most = max(1, profile.scores // _FEWEST_ROWS)
+    if len(queries) > most:
+        starts = range(0, len(queries), most)
+        some = [search(source, queries[start : start + most], top_k, profile) for start in starts]
+        numbers = [pairs.query + start for start, pairs in zip(starts, some, strict=True)]
+        parts = zip(*((pairs.row, pairs.scores) for pairs in some), strict=True)
+        return Pairs(np.concatenate(numbers), *map(np.concatenate, parts))
     with torch.inference_mode():
-        while len(pending):
-            kept = min(kept, source.available)
-            at_once = max(1, min(profile.pairs // kept, profile.scores // _FEWEST_ROWS))
-            unproven = []
-            for start in range(0, len(pending), at_once):
-                numbers = pending[start : start + at_once]
-                pairs, is_proven = _pass(source, queries[numbers], top_k, kept, profile)
-                chosen = is_proven[pairs[0]]
-                found.append([part[chosen] for part in (numbers[pairs[0]], *pairs[1:])])
-                unproven.append(numbers[~is_proven])
-            pending, kept = np.concatenate(unproven), _MORE * kept
-    query, row, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.argsort(query, kind="stable")
-    return Pairs(query[order], row[order], scores[order])
+        products = profile.products(source.dtype, source.device)
+        asked = torch.from_numpy(queries).to(source.device)
+        factors = asked.to(products.dtype)
+        rounded = vector_norm(asked - factors.float(), dim=1, keepdim=True)  # |q - q'|
+        error = source.error * (1 + rounded) + rounded + products.absolute + _SLACK
+        error += rounding(queries.shape[1]) / 2 * (1 + source.error) * (1 + rounded)
+
+        def lower(scores: Any) -> Any:
+            return scores - error - products.relative * scores.abs()
+
+        best = asked.new_full((len(queries), top_k), _LEAST)  # the largest maxima of blocks
+        bar = asked.new_full((len(queries), 1), _LEAST)  # of the true scores
+        found: list[tuple[Any, Any, Any]] = []  # candidates: query, row and score
+        for start, vectors, allowed in source.chunks(profile.scores // len(queries)):
+            scores = products.multiply(factors, vectors)
+            if allowed is not None:
+                scores.masked_fill_(~allowed, -torch.inf)
+            width = scores.shape[1]
+            block = 1 << (width // (8 * top_k)).bit_length() // 2  # about the square root
+            rest = width % block
+            for part, rows in ((scores[:, : width - rest], block), (scores[:, width - rest :], 1)):
+                if part.numel():
+                    blocks = part.unflatten(1, (rows, -1))
+                    maxima = blocks.amax(1).float()
+                    best = torch.cat([best, maxima], 1).topk(top_k, dim=1).values
+                    least = lower(torch.maximum(lower(best[:, -1:]), bar))
+                    query, place = (maxima >= least).nonzero(as_tuple=True)
+                    inside = blocks[query, :, place].float()
+                    near, offset = (inside >= least[query]).nonzero(as_tuple=True)
+                    row = start + offset * maxima.shape[1] + place[near]
+                    found.append((query[near], row, inside[near, offset]))
+                start += part.shape[1]
+            if sum(len(row) for _, row, _ in found) > profile.pairs:
+                pairs, bars = _scored_again(source, asked, found, least, top_k, profile)
+                bar = torch.from_numpy(bars).to(bar)[:, None]
+                query, row, true = (torch.from_numpy(each).to(bar.device) for each in pairs)
+                found = [(query, row, true)]
+        return _scored_again(source, asked, found, least, top_k, profile)[0]
 
 
-def _pass(
-    source: Source, queries: Vectors, top_k: int, kept: int, profile: Profile
-) -> tuple[tuple[Rows, Rows, Scores], Any]:
-    """Multiply all rows with the queries, keep so many candidates of each, and score them exactly.
+def _scored_again(
+    source: Source, queries: Any, found: Sequence[Any], least: Any, top_k: int, profile: Profile
+) -> tuple[Pairs, Scores]:
+    """Score candidates in float64.
 
-    On a GPU nothing waits for the device before the candidates are copied from it.
+    Args:
+        source: The rows.
+        queries: Shape (b, d), on the device.
+        found: Candidates: the number of the query, the row and the score.
+        least: The lowest score that can be among the best of each query: shape (b, 1).
+        top_k: How many rows.
+        profile: The profile of the device.
 
     Returns:
-        The candidates that may be among the best, and which queries have no others: shape (b,).
+        The pairs that are at least as good as the k-th best of their query, and the scores of the
+        k-th best: shape (b,), float64.
     """
-    products = profile.products(source.dtype, source.device)
-    asked = torch.from_numpy(queries).to(source.device)
-    factors = asked.to(products.dtype)
-    best: Any = None
-    rows: Any = None
-    for start, vectors, allowed in source.chunks(max(1, profile.scores // len(asked))):
-        scores = products.multiply(factors, vectors)
-        if allowed is not None:
-            scores.masked_fill_(~allowed, _MASKED)
-        is_full = best is not None and best.shape[1] == kept
-        more, more_rows = _largest(scores, kept, best[:, -1:] if is_full else None, profile)
-        if best is None:
-            best, rows = more, more_rows
-            continue
-        best, places = _topk(torch.cat([best, more], 1), kept)
-        rows = torch.cat([rows, more_rows + start], 1).gather(1, places)
-    rounded: Any = 0.0  # the distance |q - q'|
-    if products.dtype != torch.float32:
-        rounded = (asked - factors.float()).norm(dim=1, keepdim=True)
-    error = source.error * (1 + rounded) + rounded + products.absolute + _SLACK
-    error += rounding(queries.shape[1]) / 2 * (1 + source.error) * (1 + rounded)
-    if products.relative:
-        error = error + products.relative * best.abs()
-    lower, upper = best - error, best + error
-    least = lower[:, top_k - 1 : top_k]
-    is_near = (upper >= least) & (best > _MASKED / 2)
-    is_proven = upper[:, -1] < least[:, 0]
-    exact = None
-    if source.resident is not None:
-        exact = _summed(asked.double()[:, None] * source.resident[rows])
-        exact = exact.cpu().numpy()
-    query, place = (in_host := is_near.cpu().numpy()).nonzero()
-    row = rows.cpu().numpy()[in_host]
-    if exact is not None:
-        scores_of = exact[query, place]
-    elif profile.exact_on_device:
-        products_of = asked[torch.from_numpy(query).to(source.device)].double()
-        products_of *= torch.from_numpy(source.take(row)).to(source.device)
-        scores_of = _summed(products_of).cpu().numpy()
+    its_query, its_row, score = (torch.cat(parts) for parts in zip(*found, strict=True))
+    is_near = score >= least[its_query, 0]
+    its_query, its_row = its_query[is_near], its_row[is_near]
+    query, row = its_query.cpu().numpy(), its_row.cpu().numpy()
+    if profile.is_cuda:
+        parts = []
+        for start in range(0, len(row), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            if source.resident is not None:
+                vectors = source.resident[its_row[some]]
+            else:
+                vectors = torch.from_numpy(source.take(row[some])).to(queries.device)
+            parts.append(_summed(queries[its_query[some]].double() * vectors))
+        exact = torch.cat(parts).cpu().numpy()
     else:
-        scores_of = exact_scores(source.take, queries, query, row)
-    proven = is_proven.cpu().numpy()
-    return (query, row, scores_of), proven | (kept == source.available)
+        exact = exact_scores(source.take, queries.cpu().numpy(), query, row)
+    order = np.lexsort((-exact, query))
+    query, row, exact = query[order], row[order], exact[order]
+    numbers = np.arange(len(queries))
+    first, end = np.searchsorted(query, numbers), np.searchsorted(query, numbers, "right")
+    bars = np.full(len(queries), _LEAST)
+    has_all = end - first >= top_k
+    bars[has_all] = exact[first[has_all] + top_k - 1]
+    kept = exact >= bars[query]
+    return Pairs(query[kept], row[kept], exact[kept]), bars
 
 
 def _summed(products: Any) -> Any:
-    """Add the columns, shape (..., d), always in the same order.
+    """Add the columns, shape (n, d), always in the same order.
 
     The order of additions in torch's sum depends on the shape. Here equal vectors have equal
     scores in any batch, to the last bit.
     """
-    while (count := products.shape[-1]) > 1:
+    while (count := products.shape[1]) > 1:
         half = count // 2
-        products[..., :half] += products[..., count - half :]
-        products = products[..., : count - half]
-    return products[..., 0]
-
-
-def _largest(scores: Any, count: int, least: Any, profile: Profile) -> tuple[Any, Any]:
-    """Find the largest scores of each query, and their rows.
-
-    The largest scores lie in the blocks with the largest maxima, so most scores are only compared
-    with those of their block.
-
-    Args:
-        scores: Shape (b, n).
-        count: How many to find.
-        least: Scores that are known not to be among the largest, shape (b, 1), or None.
-        profile: The profile of the device.
-
-    Returns:
-        The scores, float32, and the rows: shape (b, min(count, n)) each.
-    """
-    width = scores.shape[1]
-    block = 1 << (width // count).bit_length() // 2  # about the square root
-    blocks = width // block
-    if block == 1 or blocks <= count:
-        return _topk(scores.float(), count)
-    whole = blocks * block
-    if profile.is_cpu:
-        parts = scores[:, :whole].view(-1, block, blocks)
-    else:
-        parts = scores[:, :whole].view(-1, blocks, block).transpose(1, 2)
-    maxima, most = parts.amax(1).float(), count
-    if least is not None and profile.is_cpu:
-        most = max(1, min(count, int((maxima > least).sum(1).max())))
-    _, chosen = _topk(maxima, most)
-    query = torch.arange(len(scores), device=scores.device)[:, None]
-    inside = parts[query, :, chosen].flatten(1)
-    found, place = _topk(torch.cat([inside, scores[:, whole:]], 1).float(), count)
-    offset, within = place // block, place % block
-    of_block = chosen.gather(1, offset.clamp_(max=most - 1))
-    row = of_block * parts.stride(2) + within * parts.stride(1)
-    return found, torch.where(place < inside.shape[1], row, place - inside.shape[1] + whole)
-
-
-def _topk(scores: Any, count: int) -> tuple[Any, Any]:
-    values, places = scores.topk(min(count, scores.shape[1]), dim=1)
-    return values, places
+        products[:, :half] += products[:, count - half :]
+        products = products[:, : count - half]
+    return products[:, 0]
 
 
 def _products_on_cpu(dtype: Any, device: Any) -> Products:
     if dtype == torch.bfloat16 and has_fast_bfloat16():
         return Products(lambda q, v: torch.mm(q, v.T), dtype, relative=_UNITS[dtype] * 1.01)
-    return Products(_multiply_on_cpu, absolute=_allowed_error(device))
+    return Products(_multiply_on_cpu, absolute=_allowed_error())
 
 
 def _multiply_on_cpu(queries: Any, vectors: Any) -> Any:
     """Multiply in float32, in the way that is fastest for so many queries."""
     if vectors.dtype != torch.float32:  # Products of narrower dtypes are slow.
-        parts = (part.float() for part in vectors.split(_WIDENED))
+        parts = (part.float() for part in vectors.split(_AT_ONCE))
         return torch.cat([_multiply_on_cpu(queries, part) for part in parts], 1)
     if len(queries) > FEW_QUERIES:
         return torch.from_numpy(queries.numpy() @ vectors.numpy().T)
-    if len(queries) == 1 and (len(vectors) <= FEW_ROWS or torch.get_num_threads() == 1):
-        # Threads would save nothing, and on a busy machine they take ten times as long.
+    if len(queries) == 1 and len(vectors) <= _FEW_ROWS:
         return torch.from_numpy(_dot(vectors.numpy(), queries[0].numpy()))[None]
     several = queries if len(queries) > 1 else queries.repeat(2, 1)  # One takes twice as long.
     return torch.mm(vectors, several.T).T[: len(queries)].contiguous()
@@ -295,7 +262,7 @@ def _multiply_on_cpu(queries: Any, vectors: Any) -> Any:
 
 def _products_on_gpu(dtype: Any, device: Any) -> Products:
     if dtype == torch.float32:
-        return Products(lambda q, v: torch.mm(q, v.T), absolute=_allowed_error(device))
+        return Products(lambda q, v: torch.mm(q, v.T), absolute=_allowed_error())
     if device.type == "cuda" and _HAS_WIDE_PRODUCTS:
         return Products(lambda q, v: torch.mm(q, v.T, out_dtype=torch.float32), dtype)
     # The library may add up to 16 partial sums in the narrow dtype.
@@ -306,14 +273,14 @@ def _products_on_gpu(dtype: Any, device: Any) -> Products:
 @cache
 def has_fast_bfloat16() -> bool:
     """Tell whether this processor has instructions for products of bfloat16: AMX or AVX-512."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # before torch 2.11
-    return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16")) or any(
+    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16")) or any(
         getattr(torch.cpu, test, bool)() for test in tests
     )
 
 
-def _allowed_error(device: Any) -> float:
+def _allowed_error() -> float:
     """Bound the additional error of float32 products that the program has allowed torch.
 
     It may let torch round the factors to TF32 or bfloat16 first, which has 8 bits.
@@ -322,13 +289,11 @@ def _allowed_error(device: Any) -> float:
     return 0.0 if is_exact and not torch.backends.cuda.matmul.allow_tf32 else 2.0**-7 + 2.0**-16
 
 
-CPU = Profile(_products_on_cpu, scores=1 << 23, pairs=1 << 18, is_cpu=True)
-GPU = Profile(_products_on_gpu, scores=1 << 28, pairs=1 << 16, exact_on_device=True, is_pinned=True)
+CPU = Profile(_products_on_cpu, scores=1 << 23)
+GPU = Profile(_products_on_gpu, scores=1 << 28, is_cuda=True)
 
 
 def profile_of(device: str) -> Profile:
     """Return the profile of a device."""
     kind = torch.device(device).type
-    # mps has no float64, and pins nothing.
-    is_cuda = kind == "cuda"
-    return CPU if kind == "cpu" else replace(GPU, exact_on_device=is_cuda, is_pinned=is_cuda)
+    return CPU if kind == "cpu" else replace(GPU, is_cuda=kind == "cuda")

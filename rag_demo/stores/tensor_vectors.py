@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from rag_demo.exact_search.equal_rows import (
     NO_GROUPS,
     EqualRows,
     find_equal_rows,
+    first_of_each,
     with_equal_rows,
-    without_equal_rows,
 )
 from rag_demo.exact_search.scores import Pairs
 from rag_demo.exact_search.search import (
@@ -25,7 +26,7 @@ from rag_demo.exact_search.search import (
     profile_of,
     search,
 )
-from rag_demo.exact_search.streaming import StreamedVectors
+from rag_demo.exact_search.streaming import stream
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.stores.ranking import Order
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
@@ -61,12 +62,11 @@ class TensorVectors:
 
     Attributes:
         device, dtype, memory_budget: See `PyTorchGPURetriever`.
-        profile: The profile of the device.
         saved: The saved index that holds the first rows.
         host: The other float32 vectors: a tensor in host memory.
         copy: The copy of the first rows on the device.
-        streamed: The vectors in the file, if they exceed the memory budget.
         equal: The groups of equal rows that are known.
+        stays_in_file: See `VectorRows`.
     """
 
     device: str
@@ -75,14 +75,14 @@ class TensorVectors:
     saved: SavedIndex | None = None
     host: GrowableRows | None = None
     copy: Copy | None = None
-    streamed: StreamedVectors | None = None
     equal: EqualRows = NO_GROUPS
+    stays_in_file: bool = False
 
     @cached_property
     def profile(self) -> Profile:
         """How the device searches."""
-        budget = self.memory_budget
-        return profile_of(self.device).within(None if budget is None else budget // 4)
+        profile = profile_of(self.device)
+        return profile if self.memory_budget is None else profile.within(self.memory_budget // 4)
 
     @property
     def dimension(self) -> int:
@@ -92,22 +92,17 @@ class TensorVectors:
         return 0 if self.host is None else int(self.host.rows.shape[1])
 
     def __len__(self) -> int:
-        return self._host_start + (0 if self.host is None else len(self.host))
+        return self._in_file + (0 if self.host is None else len(self.host))
 
-    @cached_property
-    def _in_host(self) -> bool:
-        """Whether the float32 vectors in host memory are searched."""
-        return self.device == "cpu" and self.dtype == "float32"
-
-    @cached_property
-    def _host_start(self) -> int:
-        """The number of the first row in ``host``."""
+    @property
+    def _in_file(self) -> int:
+        """How many rows are in the saved index; ``host`` has the following ones."""
         return 0 if self.saved is None else self.saved.manifest.rows
 
     @property
-    def stays_in_file(self) -> bool:
-        """See `VectorRows`."""
-        return self.streamed is not None
+    def _in_host(self) -> bool:
+        """Whether the float32 vectors in host memory are searched."""
+        return self.device == "cpu" and self.dtype == "float32"
 
     @property
     def buffers(self) -> list[Any]:
@@ -123,43 +118,37 @@ class TensorVectors:
         """See `VectorRows`."""
         host = self.host or GrowableRows(torch.empty(0, vectors.shape[1]))
         longer = replace(self, host=host.append(torch.from_numpy(vectors)))
-        is_whole = self.saved is None or (self.copy and len(self.copy.rows) == len(self))
-        if self.streamed is None and is_whole and longer._uses_copy(FEW_QUERIES + 1):
-            longer = replace(longer, copy=longer._whole_copy())
-        return replace(longer, equal=longer._equal_rows()) if is_whole else longer
+        if self.saved is None or self.copy is not None:  # Else the first search makes them.
+            longer._copy_for(FEW_QUERIES + 1)
+            longer._equal_groups()
+        return longer
 
     def with_saved_rows(self, saved: SavedIndex) -> TensorVectors:
         """See `VectorRows`."""
-        empty, rows, budget = self.empty_copy(), saved.manifest.rows, self.memory_budget
+        rows, dimension, budget = saved.manifest.rows, saved.manifest.dimension, self.memory_budget
         if not rows:
-            return empty
-        shape = (rows, saved.manifest.dimension)
+            return self.empty_copy()
+        loaded = replace(self.empty_copy(), saved=saved)
         copied = 4 if self.dtype == "float32" and not self._in_host else 2  # bytes of a number
-        if budget is None or shape[0] * shape[1] * (4 + copied) <= budget:
-            loaded = replace(empty, saved=saved)
-            return loaded if self._in_host else replace(loaded, copy=loaded._whole_copy())
-        least = 4 * _BUFFERS * shape[1] * _LEAST_ROWS
-        if budget < least:
+        if budget is None or rows * dimension * (4 + copied) <= budget:
+            loaded._copy_for(1)
+            return loaded
+        if budget < (least := 4 * _BUFFERS * dimension * _LEAST_ROWS):
             raise ValueError(f"memory_budget must be at least {least} bytes for these vectors")
-        size, pins = budget // _BUFFERS, self.profile.is_pinned
-        streamed = StreamedVectors(shape, self.device, size, pins, saved.read_into)
-        return replace(empty, saved=saved, streamed=streamed)
+        return replace(loaded, stays_in_file=True)
 
     def take(self, rows: Rows) -> Vectors:
         """See `VectorRows`."""
-        if self.saved is None and self.host is not None:
-            host: Vectors = self.host.rows.numpy()
-            return host.take(rows, axis=0)
-        is_first = rows < self._host_start
+        host = None if self.host is None else self.host.rows.numpy()
+        if self.saved is None and host is not None:
+            return np.asarray(host.take(rows, axis=0))
         result = np.empty((len(rows), self.dimension), np.float32)
+        is_first = rows < self._in_file
         if self.saved is not None and is_first.any():
-            take = self.saved.take if self.streamed is None else self.saved.take_unmapped
-            if is_first.all():
-                return take(rows)
+            take = self.saved.take_unmapped if self.stays_in_file else self.saved.take
             result[is_first] = take(rows[is_first])
-        if self.host is not None:
-            host = self.host.rows.numpy()
-            result[~is_first] = host.take(rows[~is_first] - self._host_start, axis=0)
+        if host is not None:
+            result[~is_first] = host.take(rows[~is_first] - self._in_file, axis=0)
         return result
 
     def storage(self) -> tuple[str, str, int]:
@@ -173,65 +162,65 @@ class TensorVectors:
         """See `VectorRows`."""
         if self.saved is not None:
             self.saved.check_length()
-        object.__setattr__(self, "equal", self._equal_rows())  # Any search may store them.
-        groups: list[Rows] = []
-        if self.equal.groups:
-            allowed, groups = without_equal_rows(self.equal, allowed, len(self))
-        count = len(self) if allowed is None else int(np.count_nonzero(allowed))
-        few = max(_FEW_ALLOWED, len(self) // _FEW_OF)
-        if allowed is not None and count <= few and self.streamed is None:
-            rows = np.flatnonzero(allowed)
-            pairs = search(
-                self._source(len(queries), rows), queries, min(top_k, count), self.profile
-            )
-            pairs = pairs._replace(row=rows[pairs.row])
-        else:
-            source = self._source(len(queries))
-            if allowed is not None:
+        groups: Mapping[int, Rows] = {}
+        if known := self._equal_groups():
+            allowed, groups = first_of_each(known, allowed, len(self))
+        count, rows, mask = len(self), None, None
+        if allowed is not None:
+            count = int(np.count_nonzero(allowed))
+            if count > max(_FEW_ALLOWED, len(self) // _FEW_OF) or self.stays_in_file:
                 mask = torch.from_numpy(allowed).to(self.device)
-                source = replace(source, available=count, allowed=mask)
-            pairs = search(source, queries, min(top_k, count), self.profile)
+            else:
+                rows = np.flatnonzero(allowed)
+        source = self._source(len(queries), rows, mask)
+        pairs = search(source, queries, min(top_k, count), self.profile)
+        if rows is not None:
+            pairs = pairs._replace(row=rows[pairs.row])
         return with_equal_rows(pairs, groups, top_k, order_of) if groups else pairs
 
-    def _source(self, queries: int, rows: Rows | None = None) -> Source:
+    def _source(self, queries: int, rows: Rows | None, mask: Any) -> Source:
         """Return all rows, or a few, as they are searched for so many queries."""
-        device, error, parts = torch.device(self.device), 0.0, self._in_memory
-        if self.streamed is None and self._uses_copy(queries):
-            object.__setattr__(self, "copy", self._whole_copy())  # Any search may store it.
-            assert self.copy is not None
-            parts, error = [self.copy.rows.rows], self.copy.error
-            if rows is not None:
-                parts = [parts[0][torch.from_numpy(rows).to(device)]]
+        copy, device = self._copy_for(queries), torch.device(self.device)
+        parts = self._in_memory if copy is None else [copy.rows.rows]
+        if rows is not None and copy is not None:
+            parts = [parts[0][torch.from_numpy(rows).to(device)]]
         elif rows is not None:
             parts = [torch.from_numpy(self.take(rows))]
+        chunks: list[Callable[[int], Iterable[Any]]] = [part.to(device).split for part in parts]
+        if self.stays_in_file and self.saved is not None:
+            chunks.insert(0, partial(self._stream, self.saved))
         dtype = parts[0].dtype if parts else torch.float32
-        is_true = self.profile.exact_on_device and dtype == torch.float32 and not self.streamed
+        is_true = copy is not None and dtype == torch.float32
         return Source(
             device,
             dtype,
-            [*([self.streamed.chunks] if self.streamed else []),
-             *(part.to(device).split for part in parts)],
+            chunks,
             self.take if rows is None else lambda numbers: self.take(rows[numbers]),
-            len(self) if rows is None else len(rows),
-            error=error,
-            resident=parts[0] if is_true else None,
-        )  # fmt: skip
+            mask,
+            0.0 if copy is None else copy.error,
+            parts[0] if is_true else None,
+        )
 
-    def _uses_copy(self, queries: int) -> bool:
-        """Whether so many queries are searched in a copy, and not in the float32 vectors."""
-        if not self._in_host:
-            return True
-        return queries > FEW_QUERIES and len(self) >= _COPIED_FROM and has_fast_bfloat16()
+    def _stream(self, saved: SavedIndex, step: int) -> Iterable[Any]:
+        """Yield the vectors in the file, at most so many at once."""
+        shape = (self._in_file, self.dimension)
+        fitting = (self.memory_budget or 0) // _BUFFERS // (4 * self.dimension)
+        step = min(step, fitting, len(self))
+        return stream(step, shape, self.device, self.profile.is_cuda, saved.read_into)
 
     @property
     def _in_memory(self) -> list[Any]:
         """The float32 vectors in host memory, as tensors: all that are not streamed."""
-        saved = self.saved is not None and self.streamed is None
-        parts = [torch.from_numpy(self.saved.vectors)] if saved and self.saved is not None else []
-        return parts if self.host is None else [*parts, self.host.rows]
+        parts = [] if self.host is None else [self.host.rows]
+        if self.saved is not None and not self.stays_in_file:
+            parts.insert(0, torch.from_numpy(self.saved.vectors))
+        return parts
 
-    def _whole_copy(self) -> Copy:
-        """Return a copy of all rows, and make what is missing."""
+    def _copy_for(self, queries: int) -> Copy | None:
+        """Return the copy for so many queries, and make what is missing; None without a copy."""
+        is_batch = queries > FEW_QUERIES and len(self) >= _COPIED_FROM and has_fast_bfloat16()
+        if self.stays_in_file or (self._in_host and not is_batch):
+            return None
         dtype = torch.bfloat16 if self._in_host else getattr(torch, self.dtype)
         empty = torch.empty(0, self.dimension, dtype=dtype, device=self.device)
         rows, error = self.copy or Copy(GrowableRows(empty), 0.0)
@@ -245,11 +234,14 @@ class TensorVectors:
                 distance = float((vectors - rounded.float()).norm(dim=1).max())
                 error = max(error, distance * (1 + 1e-4))  # more than float32 can err
             rows = rows.append(rounded)
-        return Copy(rows, error)
+        copy = Copy(rows, error)
+        object.__setattr__(self, "copy", copy)  # Any search may store it.
+        return copy
 
-    def _equal_rows(self) -> EqualRows:
+    def _equal_groups(self) -> list[Rows]:
         """Return the groups of equal rows, among nearly all rows."""
         new = len(self) - self.equal.compared
-        if self.streamed is not None or new <= max(_FEW_ALLOWED, len(self) // _COMPARED_AGAIN):
-            return self.equal
-        return find_equal_rows([part.numpy() for part in self._in_memory], self.take)
+        if not self.stays_in_file and new > max(_FEW_ALLOWED, len(self) // _COMPARED_AGAIN):
+            equal = find_equal_rows([part.numpy() for part in self._in_memory], self.take)
+            object.__setattr__(self, "equal", equal)  # Any search may store them.
+        return list(self.equal.groups)

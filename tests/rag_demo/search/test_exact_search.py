@@ -33,7 +33,7 @@ PROFILES = {
     "gpu": REHEARSED,
     "gpu, little memory": replace(REHEARSED, scores=1 << 14, pairs=1 << 8),
     "gpu, narrow scores": replace(GPU, products=narrow_products),
-    "no float64": replace(REHEARSED, exact_on_device=False),
+    "no float64": replace(REHEARSED, is_cuda=False),
 }
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -58,13 +58,12 @@ def source_of(vectors: Any, dtype: Any, allowed: Any, profile: Profile) -> Sourc
     true = torch.from_numpy(vectors)
     rounded = true.to(dtype)
     distance = float((true - rounded.float()).norm(dim=1).max()) * (1 + 1e-4)
-    is_resident = profile.exact_on_device and dtype == torch.float32
+    is_resident = profile.is_cuda and dtype == torch.float32
     return Source(
         torch.device("cpu"),
         dtype,
         [rounded.split],
         lambda rows: vectors.take(rows, axis=0),
-        len(vectors) if allowed is None else int(allowed.sum()),
         None if allowed is None else torch.from_numpy(allowed),
         0.0 if dtype == torch.float32 else distance,
         true if is_resident else None,
@@ -75,7 +74,8 @@ def assert_exact(vectors: Any, queries: Any, top_k: int, dtype: Any, profile: Pr
                  allowed: Any = None) -> None:  # fmt: skip
     """Assert that all rows that score as the k-th best or better are found, with their scores."""
     source = source_of(vectors, dtype, allowed, profile)
-    pairs = search(source, queries, min(top_k, source.available), profile)
+    available = len(vectors) if allowed is None else int(allowed.sum())
+    pairs = search(source, queries, min(top_k, available), profile)
     assert pairs.scores is not None
     assert (np.diff(pairs.query) >= 0).all()
     rows = np.arange(len(vectors)) if allowed is None else np.flatnonzero(allowed)
