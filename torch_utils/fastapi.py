@@ -35,7 +35,8 @@ from torch_utils._cleanup import SafePyTorchCleanup
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import ERROR, log
 from torch_utils.hosting.arguments import check_seconds
-from torch_utils.hosting.lease import ModelLender, in_thread
+from torch_utils.hosting.lease import ModelLender
+from torch_utils.hosting.threads import in_thread
 
 __all__ = ["lifespan"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping
 
-__all__ = ["ASLEEP", "Blocks", "blocks_of", "by_device"]
+__all__ = ["ASLEEP", "Blocks", "awake_bytes", "blocks_of", "by_device"]
 
 ASLEEP = "asleep"
 """The device of blocks in host memory that belong on another one."""
@@ -19,6 +19,11 @@ def by_device(blocks: Blocks) -> dict[str, int]:
     for device, nbytes in blocks.values():
         sizes["host" if device == ASLEEP else device] += nbytes
     return dict(sizes)
+
+
+def awake_bytes(blocks: Blocks) -> int:
+    """Return the bytes on all devices and on the host, without those of sleepers."""
+    return sum(nbytes for device, nbytes in blocks.values() if device != ASLEEP)
 
 
 def blocks_of(owner: Hashable, sizes: Mapping[str, int]) -> Blocks:

@@ -9,8 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from inspect import CO_GENERATOR
 from types import FrameType
@@ -22,9 +20,11 @@ from torch_utils._runtime import early_bound, is_finalizing, is_shutting_down
 from torch_utils.errors import ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.arguments import check_seconds
 from torch_utils.hosting.process import ModelProcess, Proxy
+from torch_utils.hosting.tenancy import Holder
 from torch_utils.hosting.tenant import Tenant
+from torch_utils.hosting.threads import run_in_thread
 
-__all__ = ["AsyncLease", "Holder", "Lease", "ModelLender"]
+__all__ = ["AsyncLease", "Lease", "ModelLender"]
 
 CLOSE_S = 10.0
 """How long closing waits for leases, in seconds."""
@@ -32,21 +32,6 @@ CLOSE_S = 10.0
 
 M = TypeVar("M")
 T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class Holder:
-    """A thread or coroutine that holds a lease or waits for one.
-
-    Attributes:
-        where: The line of the program that requested the lease, and its thread.
-        thread: The thread; None for a coroutine or a generator, whose thread also runs others.
-        since: The time of the request, by `time.monotonic`.
-    """
-
-    where: str
-    thread: int | None
-    since: float
 
 
 class _Lease(Generic[M]):
@@ -100,40 +85,33 @@ class _Lease(Generic[M]):
                 f"the lease of {self._host.name} has ended; use the model inside its block"
             )
 
-    def give_up(self) -> None:
-        """Drop the calls that still wait for the process, and abandon the one that runs in it.
-
-        Its answer could be mistaken for another call's, so the lease lasts until it has arrived.
-        """
-        self._has_ended = True
-        if self._holder is not None and self._calls:
-            self._host.abandon(self._holder)
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the lease: now, or when the call returns that still runs in the process."""
         holder = self._holder
         if holder is None or is_finalizing():  # A thread that is gone may hold the lock.
             return
-        self.give_up()
-        if not self._calls:
-            self._host.end_lease(holder)
+        self._has_ended = True
+        if self._calls:
+            holder.thread = None  # It is now the lease of the call.
+        else:
+            self._host.tenancy.end_lease(holder)
             self._holder = None
-
-    def move_here(self) -> None:
-        """Count the lease as this thread's, which must not wait for its end."""
-        if self._holder is not None:
-            self._holder.thread = threading.get_ident()
 
     def finish(self) -> None:
         """End the lease, and unload the model if it is due."""
-        self._end()
+        self.end()
         if not is_finalizing():
             self._host.unload_if_due()
+
+    def _abort(self) -> None:
+        self.end()
+        self._host.expiry.dropped.put(None)  # Checks the model; this thread need not unload it.
 
     @early_bound
     def __del__(self) -> None:
         holder = getattr(self, "_holder", None)
         if holder is not None and not is_shutting_down():
-            self._host.dropped.put(holder)
+            self._host.expiry.dropped.put(holder)
 
 
 class Lease(_Lease[M]):
@@ -144,8 +122,7 @@ class Lease(_Lease[M]):
         try:
             return self._model(self._host.acquire(holder, self._timeout_s)[0])
         except BaseException:  # The caller gets no lease.
-            self._end()
-            self._host.wake_expiry()
+            self._abort()
             raise
 
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
@@ -160,14 +137,31 @@ class AsyncLease(_Lease[M]):
         try:
             return self._model(await self._host.aacquire(holder, self._timeout_s))
         except BaseException:  # The caller gets no lease.
-            self._end()
-            self._host.wake_expiry()
+            self._abort()
             raise
 
     async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
-        self._end()
-        if self._host.is_due():
+        self.end()
+        if self._host.tenancy.is_due():
             await run_in_thread(self._host.unload_if_due)
+
+    async def call(self, function: Callable[[M], T]) -> T:
+        """Enter the lease, and call a function of the model in a thread, which ends the lease."""
+        model = await self.__aenter__()
+
+        def call() -> T:
+            if self._holder is not None:
+                self._holder.thread = threading.get_ident()  # It cannot wait for its own end.
+            try:
+                return function(model)
+            finally:
+                self.finish()
+
+        try:
+            return await run_in_thread(call)
+        except asyncio.CancelledError:
+            self._has_ended = True  # Refuses further calls of a process.
+            raise
 
 
 class ModelLender(Resource):
@@ -223,48 +217,3 @@ class ModelLender(Resource):
 
     async def __aexit__(self, *details: Any) -> None:
         await run_in_thread(partial(self.__exit__, *details))
-
-
-async def call_in_thread(lease: AsyncLease[M], function: Callable[[M], T]) -> T:
-    """Enter a lease, and call a function of the model in a new thread, which ends the lease."""
-    model = await lease.__aenter__()
-
-    def call() -> T:
-        lease.move_here()
-        try:
-            return function(model)
-        finally:
-            lease.finish()
-
-    try:
-        return await run_in_thread(call)
-    except asyncio.CancelledError:
-        lease.give_up()
-        raise
-
-
-def in_thread(function: Callable[[], T]) -> Future[T]:
-    """Run a function in a new daemon thread, which nothing waits for at the end of the loop."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except StopIteration as error:  # No coroutine may raise it: its waiter would hang.
-            raised = RuntimeError(f"the function raised {error!r}")
-            raised.__cause__ = error
-            future.set_exception(raised)
-        except BaseException as error:  # The waiter raises it.
-            future.set_exception(error)
-
-    try:
-        threading.Thread(target=run, name="torch_utils-host", daemon=True).start()
-    except RuntimeError:  # No thread can be started: too many, or the interpreter is ending.
-        run()
-    return future
-
-
-async def run_in_thread(function: Callable[[], T]) -> T:
-    """Run a function in a new thread, which continues if the coroutine is cancelled."""
-    return await asyncio.wrap_future(in_thread(function))

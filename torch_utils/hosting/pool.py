@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,12 +12,13 @@ from typing import Any, Literal, TypeVar
 from torch_utils._memory import DeviceMemory, memory_snapshot
 from torch_utils._report import CleanupReport, format_bytes
 from torch_utils._resource import closes_on_error
-from torch_utils._runtime import is_shutting_down
 from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
 from torch_utils.hosting.arguments import Devices, check_positive, parse_keep_alive, parse_sizes
-from torch_utils.hosting.blocks import ASLEEP, Blocks, by_device
-from torch_utils.hosting.host import LONGEST_WAIT_S, HostStatus, ModelHost, Transition
-from torch_utils.hosting.lease import AsyncLease, Lease, ModelLender, call_in_thread
+from torch_utils.hosting.blocks import ASLEEP, Blocks, awake_bytes, by_device
+from torch_utils.hosting.host import ModelHost
+from torch_utils.hosting.lease import AsyncLease, Lease, ModelLender
+from torch_utils.hosting.tenancy import HostStatus, Transition
+from torch_utils.hosting.threads import LONGEST_WAIT_S
 
 __all__ = ["ModelPool"]
 
@@ -96,7 +95,6 @@ class ModelPool(ModelLender):
         self._max_loaded = max_loaded
         parse_keep_alive(keep_alive)
         self._keep_alive = keep_alive
-        _POOLS.add(self)
 
     def add(self, name: str, load: Callable[[], M], **options: Any) -> ModelHost[M]:
         """Add a model, without loading it.
@@ -120,13 +118,10 @@ class ModelPool(ModelLender):
             if name in self._hosts:
                 raise ValueError(f"this pool has a model {name!r} already; choose another name")
             host = ModelHost(load, name=name, **{"keep_alive": self._keep_alive, **options})
-            self._join(host)
+            needs_size = self._is_auto or bool(self._budgets)
+            host.join(self._changed, self._admit, self._evict_idle, needs_size)
             self._hosts[name] = host
             return host
-
-    def _join(self, host: ModelHost[Any]) -> None:
-        needs_size = self._is_auto or bool(self._budgets)
-        host.join(self._changed, self._admit, self._evict_idle, needs_size)
 
     def remove(self, name: str) -> CleanupReport:
         """Unload a model and close its host, and forget both.
@@ -145,7 +140,7 @@ class ModelPool(ModelLender):
         report = CleanupReport() if host.closed else host.unload()
         host.close()
         if host.state != "closed":
-            raise host.in_use()
+            raise host.tenancy.in_use()
         with self._changed:
             self._hosts.pop(name, None)
         return report
@@ -178,7 +173,7 @@ class ModelPool(ModelLender):
     def call(
         self, name: str, function: Callable[[Any], T], *, timeout_s: float | None = None
     ) -> Coroutine[Any, Any, T]:
-        """Lease a model, and call ``function(model)`` in a new thread; see `ModelHost.call`.
+        """Lease a model, and call ``function(model)`` in a thread; see `ModelHost.call`.
 
         Args:
             name: Its name in the pool.
@@ -188,7 +183,8 @@ class ModelPool(ModelLender):
         Returns:
             A coroutine that returns what the function returns.
         """
-        return call_in_thread(AsyncLease(self._host(name), timeout_s, sys._getframe(1)), function)
+        lease = AsyncLease[Any](self._host(name), timeout_s, sys._getframe(1))
+        return lease.call(function)
 
     def unload(self, name: str) -> CleanupReport:
         """Unload one model; see `ModelHost.unload`.
@@ -211,7 +207,7 @@ class ModelPool(ModelLender):
     def _release(self) -> None:
         hosts = list(self._hosts.values())[::-1]
         for host in hosts:  # First all of them, so that none lends while another waits.
-            host.stop_lending()
+            host.tenancy.stop_lending()
         ends = self._close_deadline()
         errors: list[BaseException] = []
         for host in hosts:
@@ -243,40 +239,38 @@ class ModelPool(ModelLender):
             host: The host that loads.
             transition: Its load, which records the admitted memory.
             blocks: The model's memory: before the load, that of the last load, or what is declared.
-            deadline: When to give up, by `time.monotonic`; None for never.
+            deadline: When to give up, by `time.monotonic`; None for never. A load in the
+                background gives up when nobody waits for it.
 
         Raises:
-            NoRoomError: The deadline has passed, or the model can never fit. The message names
+            NoRoomError: There is no room in time, or the model can never fit. The message names
                 what holds the memory.
             ResourceClosedError: The host was closed meanwhile.
         """
         is_loaded = transition.admitted is not None
         while True:
             for other in list(self._hosts.values()):
-                other.measure()
+                other.account.measure()
             with self._changed:
-                host.ensure_lending()
+                host.tenancy.ensure_lending()
                 others = [other for other in self._hosts.values() if other is not host]
-                made = blocks if is_loaded else {}
-                lacking = self._lacking(blocks, others)
-                lacking = lacking or self._lacking_on_card(blocks, made, others)
+                lacking = self._lacking(blocks, others, is_loaded)
                 if not lacking:
                     transition.admitted, transition.is_made = blocks, is_loaded
                     transition.no_room = ""
                     return
-                alone = self._lacking(blocks, []) or self._lacking_on_card(blocks, {}, None)
-                never_fits = bool(alone)
-                idle = [other for other in others if other.is_idle()]
+                never_fits = bool(self._lacking(blocks, None))
+                idle = [other for other in others if other.tenancy.is_idle()]
                 if not idle:  # Sleepers have a part of the host's memory only.
-                    idle = [other for other in others if other.is_asleep()]
-                    if self._lacking(blocks, _without(idle, others)):
+                    idle = [other for other in others if other.tenancy.is_asleep()]
+                    if self._lacking(blocks, [one for one in others if one not in idle], is_loaded):
                         idle = []
                 if never_fits or not idle:
                     transition.no_room = _explain(host, blocks, lacking, others)
                     left = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
-                    # Of two loads that need more than they were admitted for, one gives up.
-                    is_stuck = is_loaded and any(other.waits_for_room() for other in others)
-                    if never_fits or is_stuck or left <= 0 or _waits_for_itself(transition, others):
+                    if transition.in_background and not host.tenancy.waiting:
+                        left = 0.0
+                    if never_fits or left <= 0 or _is_stuck(transition, is_loaded, others):
                         raise NoRoomError(transition.no_room)
                     # Nobody tells when another process frees memory of a card.
                     self._changed.wait(min(left, 1.0 if self._is_auto else LONGEST_WAIT_S))
@@ -286,14 +280,15 @@ class ModelPool(ModelLender):
 
     def _evict(self, host: ModelHost[Any]) -> None:
         """Let an idle model sleep if there is room for that, or unload it, or a sleeper."""
-        if host.is_asleep():
-            host.unload_if(host.is_asleep, "evicted")
+        if host.tenancy.is_asleep():
+            host.unload_if(host.tenancy.is_asleep, "evicted")
         else:
-            host.unload_if(host.is_idle, "evicted", sleeps=self._has_bed(host))
+            host.unload_if(host.tenancy.is_idle, "evicted", sleeps=self._has_bed(host))
 
     def _evict_idle(self, host: ModelHost[Any]) -> bool:
         """Evict all other idle models, because memory ran out; return whether there were any."""
-        idle = [one for one in _without([host], list(self._hosts.values())) if one.is_idle()]
+        idle = [one for one in list(self._hosts.values()) if one is not host]
+        idle = [one for one in idle if one.tenancy.is_idle()]
         for other in idle:
             self._evict(other)
         return bool(idle)
@@ -302,89 +297,79 @@ class ModelPool(ModelLender):
         """Return whether a model may sleep; unload sleepers to make that possible."""
         if not self._sleep_bytes:
             return False
-        needed = _total(host.used() or {})
+        needed = awake_bytes(host.account.used() or {})
         while True:
-            asleep = [other for other in self._hosts.values() if other.is_asleep()]
-            taken = sum(_total(other.used() or {}, ASLEEP) for other in asleep)
+            asleep = [other for other in self._hosts.values() if other.tenancy.is_asleep()]
+            blocks = [block for other in asleep for block in (other.account.used() or {}).values()]
+            taken = sum(nbytes for device, nbytes in blocks if device == ASLEEP)
             limit = self._sleep_bytes
             if limit == "auto":
-                limit = (available_bytes() + taken) // 2
+                limit = (_available_bytes() + taken) // 2
             if needed + taken <= limit:
                 return True
             if needed > limit or not asleep:
                 return False
             self._evict(min(asleep, key=_last_use))
 
-    def _lacking(self, blocks: Blocks, others: list[ModelHost[Any]]) -> str:
-        """Return the limit that a model exceeds beside others; empty if it fits."""
-        used = [taken for other in others if (taken := other.used()) is not None]
-        awake = [one for one in used if not any(d == ASLEEP for d, _ in one.values())]
-        if self._max_loaded is not None and len(awake) >= self._max_loaded:
-            return f"at most {self._max_loaded} may be loaded"
-        together = dict(blocks)
-        for one in (*used, *(other.remains() for other in others)):
-            together.update(one)
-        for device, budget in self._budgets.items():
-            if _total(together, device) > budget:
-                on = f" on {device}" if device else ""
-                return f"the budget is {format_bytes(budget)}{on}"
-        return ""
-
-    def _lacking_on_card(
-        self, needed: Blocks, made: Blocks, others: list[ModelHost[Any]] | None
+    def _lacking(
+        self, needed: Blocks, others: list[ModelHost[Any]] | None, is_made: bool = False
     ) -> str:
-        """Return which card lacks room for a model; empty if none does.
+        """Return the limit that a model exceeds beside others; empty if it fits.
 
         Args:
             needed: The memory of the model.
-            made: What of it exists already.
-            others: The other hosts; None to ask whether an empty card would have room.
+            others: The other hosts; None to ask whether it would fit if there were nothing else.
+            is_made: Whether the model has that memory already.
         """
+        used = [taken for other in others or () if (taken := other.account.used()) is not None]
+        awake = [one for one in used if not any(device == ASLEEP for device, _ in one.values())]
+        if self._max_loaded is not None and len(awake) >= self._max_loaded:
+            return f"at most {self._max_loaded} may be loaded"
+        together = dict(needed)
+        for one in (*used, *(other.account.remains() for other in others or ())):
+            together.update(one)
+        for device, budget in self._budgets.items():
+            if (by_device(together).get(device, 0) if device else awake_bytes(together)) > budget:
+                return f"the budget is {format_bytes(budget)}" + (f" on {device}" if device else "")
         for device, memory in memory_snapshot().devices.items() if self._is_auto else ():
-            free = memory.total_bytes - self._headroom(memory)
+            size = by_device(needed).get(device, 0)
+            room = memory.total_bytes - self._headroom(memory)
             if others is not None:
-                free -= memory.total_bytes - memory.free_bytes
-                free += memory.reserved_bytes - memory.allocated_bytes + _total(made, device)
-                free -= sum(_total(other.pending(), device) for other in others)
-            if 0 < _total(needed, device) > free:
-                return f"{device} has room for {format_bytes(max(0, free))}"
+                unused = memory.reserved_bytes - memory.allocated_bytes
+                room += memory.free_bytes + unused - memory.total_bytes + is_made * size
+                room -= sum(by_device(_pending(other)).get(device, 0) for other in others)
+            if 0 < size > room:
+                return f"{device} has room for {format_bytes(max(0, room))}"
         return ""
 
     def _headroom(self, memory: DeviceMemory) -> int:
         return memory.total_bytes // 10 if self._headroom_bytes is None else self._headroom_bytes
 
-    def renew_lock(self) -> None:
-        """Replace the lock: a thread that a fork or the teardown has ended may hold it."""
-        self._changed = threading.Condition()
-        for host in self._hosts.values():
-            self._join(host)
+
+def _pending(host: ModelHost[Any]) -> Blocks:
+    """Return the memory that a load under way was admitted for and does not have yet."""
+    transition = host.tenancy.transition
+    return {} if transition is None or transition.is_made else transition.admitted or {}
 
 
-def _waits_for_itself(transition: Transition, others: list[ModelHost[Any]]) -> bool:
-    """Return whether the waiting thread itself holds everything that takes the room."""
-    return all(
-        other.used() is None or other.holder_threads() == {transition.thread} for other in others
+def _is_stuck(transition: Transition, is_loaded: bool, others: list[ModelHost[Any]]) -> bool:
+    """Return whether a load would wait for ever.
+
+    The waiting thread itself may hold all that takes the room. Of two loads that both need more
+    than they were admitted for, one gives up.
+    """
+    loads = [one for other in others if (one := other.tenancy.transition) is not None]
+    return (is_loaded and any(load.admitted and load.no_room for load in loads)) or all(
+        other.account.used() is None or other.tenancy.threads() == {transition.thread}
+        for other in others
     )
 
 
 def _last_use(host: ModelHost[Any]) -> float:
-    return host.idle_since
+    return host.tenancy.idle_since
 
 
-def _without(some: list[ModelHost[Any]], hosts: list[ModelHost[Any]]) -> list[ModelHost[Any]]:
-    return [host for host in hosts if not any(host is other for other in some)]
-
-
-def _total(blocks: Blocks, device: str = "") -> int:
-    """Return the bytes on one device; for an empty name, on all of them without sleepers."""
-    if not device:
-        return sum(nbytes for name, nbytes in blocks.values() if name != ASLEEP)
-    if device == ASLEEP:
-        return sum(nbytes for name, nbytes in blocks.values() if name == ASLEEP)
-    return by_device(blocks).get(device, 0)
-
-
-def available_bytes() -> int:
+def _available_bytes() -> int:
     """Return the host's available memory in bytes; 0 if it is unknown."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -398,25 +383,12 @@ def _explain(
 ) -> str:
     held = []
     for other in others:
-        used, remains = other.used(), other.remains()
+        used, remains = other.account.used(), other.account.remains()
         if used is not None:
-            why = str(other.in_use()).removeprefix(f"{other.name} ")
-            held.append(f"{other.name} has {format_bytes(_total(used))} ({why})")
+            why = str(other.tenancy.in_use()).removeprefix(f"{other.name} ")
+            held.append(f"{other.name} has {format_bytes(awake_bytes(used))} ({why})")
         elif remains:
             why = "it is unloaded, but callers keep parts of it"
-            held.append(f"{other.name} has {format_bytes(_total(remains))} ({why})")
-    needs = f", and it needs {format_bytes(_total(blocks))}" if blocks else ""
+            held.append(f"{other.name} has {format_bytes(awake_bytes(remains))} ({why})")
+    needs = f", and it needs {format_bytes(awake_bytes(blocks))}" if blocks else ""
     return f"no room for {host.name}: {lacking}{needs}; {'; '.join(held) or 'nothing is loaded'}"
-
-
-_POOLS: weakref.WeakSet[ModelPool] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for pool in list(_POOLS):
-        if not is_shutting_down():
-            pool.renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

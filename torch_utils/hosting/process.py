@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_utils._memory import memory_snapshot
+from torch_utils._release.counting import Inventory
 from torch_utils._report import CleanupReport
 from torch_utils._resource import add_note, closed_error
 from torch_utils._runtime import early_bound
@@ -115,9 +116,9 @@ class ModelProcess:
         call_timeout_s: float | None,
     ) -> None:
         self.name = name
-        self.report = CleanupReport()
+        self.report: CleanupReport = CleanupReport()
+        self.inventory: Inventory = Inventory()  # Callers keep nothing of it.
         self._device_bytes: dict[str, int] = {}  # that it had reserved at its last answer
-        self._awake_bytes: dict[str, int] = {}  # on devices, before it slept
         self._asleep_bytes = 0  # of its host memory, which belong on a device
         self._load = load
         self._environment = dict(environment or {})
@@ -220,10 +221,6 @@ class ModelProcess:
         sizes = {**self._device_bytes, "host": host, ASLEEP: self._asleep_bytes}
         return blocks_of(self, {device: nbytes for device, nbytes in sizes.items() if nbytes})
 
-    def blocks_awake(self) -> Blocks:
-        """Return its memory once it is awake."""
-        return blocks_of(self, {**self._awake_bytes, "host": self.resident_bytes()})
-
     @property
     def is_asleep(self) -> bool:
         """Whether the values of its model are in host memory."""
@@ -231,9 +228,7 @@ class ModelProcess:
 
     def sleep(self) -> str:
         """Move its model to host memory; return why that is impossible, or an empty string."""
-        awake_bytes = self._device_bytes
         self._asleep_bytes, reason = self._exchange(messages.dump(("sleep", "")), None)
-        self._awake_bytes = awake_bytes
         return str(reason)
 
     def wake(self) -> None:

@@ -17,7 +17,7 @@ from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource
 from torch_utils._runtime import is_shutting_down, log, whole_torch
 from torch_utils.errors import TorchUtilsError
-from torch_utils.hosting.blocks import ASLEEP, Blocks, blocks_of
+from torch_utils.hosting.blocks import ASLEEP, Blocks
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.hosting.sleep import Offloaded, put_to_sleep, synchronize
 
@@ -82,13 +82,6 @@ class ThreadTenant:
             return blocks
         awake = {key: block for key, block in blocks.items() if block[0] != "host"}
         return {**awake, self: (ASLEEP, offloaded.host_bytes)}
-
-    def blocks_awake(self) -> Blocks:
-        """Return its memory once it is awake."""
-        if self._offloaded is None:
-            return self._blocks
-        awake = {key: block for key, block in self.blocks().items() if block[0] != ASLEEP}
-        return {**awake, **blocks_of(self, self._offloaded.nbytes)}
 
     @property
     def is_asleep(self) -> bool:

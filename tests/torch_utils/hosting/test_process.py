@@ -223,7 +223,7 @@ def test_process_outlives_the_thread_that_started_it(host) -> None:
 
 
 def test_cancelled_call_gives_up_the_answer_only(host, tmp_path: Path) -> None:
-    """New leases wait for its end, and calls that have not begun are dropped."""
+    """New calls wait for its end, and calls that have not begun are dropped."""
     go_on = tmp_path / "go on"
 
     async def main() -> None:
@@ -239,9 +239,9 @@ def test_cancelled_call_gives_up_the_answer_only(host, tmp_path: Path) -> None:
             await wait_for_async(lambda: host.status().leases == 4)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*tasks), 0.01)
-        with pytest.raises(TimeoutError, match=r"still leased after 0\.01 s"):
-            with host.lease(timeout_s=0.01):
-                pass
+        with pytest.raises(TimeoutError, match=r"busy with another call after 0\.01 s"):
+            async with host.alease(timeout_s=0.01) as model:
+                model.echo(1)
         go_on.touch()
         async with host.alease(timeout_s=60) as model:
             assert await asyncio.to_thread(model.pid) == pid

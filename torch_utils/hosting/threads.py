@@ -1,0 +1,146 @@
+"""The threads that hosting starts: workers for coroutines, and one that waits for idle models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from torch_utils._runtime import ERROR, is_shutting_down, log
+from torch_utils._signals import DeferredSignals
+from torch_utils.hosting.tenancy import Tenancy
+
+__all__ = ["LONGEST_WAIT_S", "Expiry", "in_thread", "run_in_thread"]
+
+T = TypeVar("T")
+Queue = SimpleQueue[Any]
+
+LONGEST_WAIT_S = 3600.0
+"""The longest single wait in seconds; the system limits it. Longer waits repeat."""
+WORKER_IDLE_S = 10.0
+"""How long a worker waits for another function, in seconds."""
+_IDLE: list[Queue] = []
+"""The queues of workers that wait for a function."""
+
+
+def in_thread(function: Callable[[], T]) -> Future[T]:
+    """Run a function in a daemon thread, which nothing waits for at the end of the loop.
+
+    A thread that has run a function waits for another one, because starting a thread takes longer
+    than the call of a small model, and torch keeps memory for each thread that computes.
+    """
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
+
+    def run(own: Queue | None = None) -> None:
+        value: Any = None
+        problem: BaseException | None = None
+        try:
+            value = function()
+        except StopIteration as error:  # No coroutine may raise it: its waiter would hang.
+            problem = RuntimeError(f"the function raised {error!r}")
+            problem.__cause__ = error
+        except BaseException as error:  # The waiter raises it.
+            problem = error
+        if own is not None:  # Before the waiter goes on, which may need a worker again.
+            _IDLE.append(own)
+        if problem is None:
+            future.set_result(value)
+        else:
+            future.set_exception(problem)
+
+    try:
+        _IDLE.pop().put(run)
+    except IndexError:
+        jobs = Queue()
+        jobs.put(run)
+        try:
+            name = "torch_utils-host"
+            threading.Thread(target=_work, args=(jobs,), name=name, daemon=True).start()
+        except RuntimeError:  # No thread can be started: too many, or the interpreter is ending.
+            run()
+    return future
+
+
+def _work(jobs: Queue) -> None:
+    while True:
+        try:
+            jobs.get(timeout=WORKER_IDLE_S)(jobs)
+        except Empty:
+            with contextlib.suppress(ValueError):  # A function is about to come.
+                _IDLE.remove(jobs)
+                return
+
+
+async def run_in_thread(function: Callable[[], T]) -> T:
+    """Run a function in a thread, which continues if the coroutine is cancelled."""
+    return await asyncio.wrap_future(in_thread(function))
+
+
+class Expiry:
+    """A thread that ends dropped leases of a host, and unloads its model when that is due.
+
+    It ends when there is no model, and does not keep the host alive.
+
+    Attributes:
+        dropped: Holders of leases that were garbage-collected, whose destructors must not block;
+            None to check the model now.
+    """
+
+    def __init__(self, host: Any) -> None:
+        self.dropped: Queue = Queue()
+        self._host = weakref.ref(host)
+        self._is_running = False
+
+    def start(self, tenancy: Tenancy) -> None:
+        """Start the thread, unless it runs."""
+        # Nothing is due earlier. A thread that looked at once might close a model of a pool before
+        # newer ones.
+        wait_s = min(tenancy.keep_alive_s or LONGEST_WAIT_S, LONGEST_WAIT_S)
+        thread = threading.Thread(None, self._run, "torch_utils-expiry", (wait_s,), daemon=True)
+        with DeferredSignals(), tenancy.changed:
+            if not self._is_running and not is_shutting_down():
+                # Too many threads: a pool, `unload` or the exit unloads the model.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._is_running = True
+
+    def _run(self, wait_s: float | None) -> None:
+        while wait_s is not None:
+            holder = None
+            with contextlib.suppress(Empty):
+                holder = self.dropped.get(timeout=wait_s)
+            host = self._host()
+            if host is None:
+                return
+            try:
+                if holder is not None:
+                    host.tenancy.end_lease(holder)
+                host.unload_if_due()
+                wait_s = self._next_s(host.tenancy)
+            except BaseException as error:  # From the model's close(); the model is gone.
+                log(ERROR, "unloading an idle model failed: %r", error, exc_info=error)
+                wait_s = 0.0
+            del host
+
+    def _next_s(self, tenancy: Tenancy) -> float | None:
+        """Return the seconds until the next check; None to end."""
+        with tenancy.changed:
+            if tenancy.tenant is None or tenancy.tenant.is_asleep:
+                self._is_running = False
+                return None
+            expires, wait_s = tenancy.expires_at(), tenancy.keep_alive_s or LONGEST_WAIT_S
+            if expires is not None and tenancy.is_idle():
+                wait_s = max(0.0, expires - time.monotonic())
+            return min(wait_s, LONGEST_WAIT_S)  # Leases do not wake the thread.
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_IDLE.clear)
