@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import pickle
@@ -98,26 +99,18 @@ class _Server:
 
     def run(self) -> None:
         """Answer messages until the parent is gone, then close the model."""
-        while self._answer_one():
-            pass
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._answer_one()
         close = getattr(self._model, "close", None)
         self._model = None
         if callable(close):
             close()
 
-    def _answer_one(self) -> bool:
+    def _answer_one(self) -> None:
         # A function of its own, so that no part of a message outlives it during the next wait.
-        try:
-            message = messages.receive(self._connection)
-        except (EOFError, OSError):
-            return False
-        answer = self._answer(message)
-        del message
-        try:
-            messages.send(self._connection, answer)
-        except OSError:
-            return False
-        return True
+        message = messages.receive(self._connection)
+        messages.send(self._connection, self._answer(message))
 
     def _answer(self, message: Message) -> Message:
         try:
@@ -129,16 +122,17 @@ class _Server:
             return _failure(error)
         try:
             return messages.dump((True, value, _device_bytes()))
-        except MemoryError as error:
-            return _failure(error)
         except Exception as error:
             # Classes raise what they like when they cannot be pickled.
-            what = f"a {type(value).__module__}.{type(value).__qualname__} that cannot be pickled"
-            return _failure(pickle.PicklingError(f"the model returned {what}: {error!r}"))
+            if not isinstance(error, MemoryError):
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                what = f"the model returned a {kind} that cannot be pickled: {error!r}"
+                error = pickle.PicklingError(what)
+            return _failure(error)
 
     def _call(self, kind: Any, name: Any, *rest: Any) -> Any:
-        if isinstance(kind, dict):  # The first message: the settings and the pickled load function.
-            return self._start(kind, name)
+        if kind == "start":
+            return self._start(name, *rest)
         if kind == "sleep":
             self._offloaded, reason = put_to_sleep(self._model)
             return getattr(self._offloaded, "host_bytes", 0), reason
@@ -151,9 +145,8 @@ class _Server:
         target = self._model if name == "__call__" else getattr(self._model, name)
         return target(*arguments, **keywords)
 
-    def _start(self, settings: dict[str, Any], load: bytes) -> None:
-        sys.argv = settings["argv"]
-        self._main = settings["main"]
+    def _start(self, argv: list[str], main: dict[str, Any], load: bytes) -> None:
+        sys.argv, self._main = argv, main
         self._model = self._load(Message(load, []))()
         if self._model is None:
             raise TypeError("the load function returned None; it must return the model")

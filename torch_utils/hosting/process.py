@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
 from multiprocessing import spawn
 from os import getpid
 from pathlib import Path
@@ -82,10 +83,7 @@ def _describe(code: int | None) -> str:
         return f"killed {GRACE_S:g} s after it closed its connection"
     if code >= 0:
         return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "unknown"
+    name = {one.value: one.name for one in signal.Signals}.get(-code, "unknown")
     hint = ", which the system sends when memory runs out" if -code == signal.SIGKILL else ""
     return f"signal {-code} ({name}){hint}"
 
@@ -127,10 +125,9 @@ class ModelProcess:
         self._error = ""  # why it has ended
         self._busy = threading.RLock()
         self._is_busy = False
-        self._ending = threading.RLock()
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._lifeline = -1
+        self._lifeline: FileIO | None = None
         self._child_descriptors: list[int] = []  # while it starts
 
     @property
@@ -157,9 +154,9 @@ class ModelProcess:
         except BaseException:  # Also an interrupt must not leave a process running.
             self.kill()
             raise
-        settings = {"argv": list(sys.argv), "main": _main_module()}
         try:
-            self._exchange(messages.dump((settings, self._load)), None)
+            start = "start", list(sys.argv), _main_module(), self._load
+            self._exchange(messages.dump(start), None)
         except BaseException:  # Without a model the process has nothing to do.
             self.end()
             raise
@@ -169,14 +166,13 @@ class ModelProcess:
         try:
             self._connection, connection = socket.socketpair()
             descriptors.append(connection.detach())
-            read, self._lifeline = os.pipe()
+            read, write = os.pipe()
             descriptors.append(read)
-            if min(self._connection.fileno(), self._lifeline, *descriptors) <= 2:
-                raise OSError("stdin, stdout or stderr is closed; open os.devnull in its place")
+            self._lifeline = FileIO(write, "w")
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             # Options such as -W and -X; multiprocessing uses this private function as well.
             options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
-            path = [entry for entry in sys.path if isinstance(entry, str)]
+            path = list(map(str, sys.path))
             self._child = subprocess.Popen(
                 [sys.executable, *options, "-u", "-c", _START.format(path, *descriptors)],
                 stdin=subprocess.DEVNULL,
@@ -303,23 +299,22 @@ class ModelProcess:
                 check()
             if self._error or self._connection is None:
                 raise self._closed_error()
-            done = False
             try:
                 self._is_busy = True
                 deadline = None if limit_s is None else time.monotonic() + limit_s
                 messages.send(self._connection, message, deadline)
                 answer = messages.receive(self._connection, deadline)
-                done = True
             except TimeoutError:
                 self._stop(0, f"has ended: killed, because a call took longer than {limit_s:g} s")
                 raise self._closed_error() from None
             except (EOFError, OSError):
                 self._stop(GRACE_S)
                 raise self._closed_error() from None
+            except BaseException:
+                self.kill()
+                raise
             finally:
                 self._is_busy = False
-                if not done:
-                    self.kill()
         return self._value(answer)
 
     @contextlib.contextmanager
@@ -335,6 +330,7 @@ class ModelProcess:
             self._busy.release()
 
     def _value(self, answer: Message) -> Any:
+        """Return the value of an answer, or raise the exception of the model."""
         try:
             succeeded, value, self._device_bytes = messages.load(answer)
         except Exception as error:
@@ -342,19 +338,30 @@ class ModelProcess:
             raise ModelProcessError(
                 f"the result of {self.name} cannot be unpickled here: {error}"
             ) from error
-        if not succeeded:
-            _raise_error(self.name, *value)
-        return value
+        if succeeded:
+            return value
+        module, content, text, traceback = value
+        where = f"in the process of {self.name}:\n{traceback.rstrip()}"
+        raised: BaseException = ModelProcessError(f"{self.name} raised {text}")
+        # An error must not import a large library, such as torch, into this process.
+        if content is not None and (module in sys.modules or module in sys.stdlib_module_names):
+            try:
+                raised = pickle.loads(content)
+            except Exception as failure:
+                # As above.
+                where += f"\n(the exception itself cannot be unpickled here: {repr_of(failure)})"
+        add_note(raised, where)
+        raise raised
 
     def _closed_error(self) -> BaseException:
         return closed_error(f"the process of {self.name} {self._error}", ModelProcessError)
 
-    def end(self, grace_s: float = GRACE_S) -> None:
-        """Ask the process to end, kill it after ``grace_s`` seconds, and wait until it is gone.
+    def end(self) -> None:
+        """Ask the process to end, kill it after `GRACE_S` seconds, and wait until it is gone.
 
         During a call it is killed immediately, and the call raises `ModelProcessError`. Idempotent.
         """
-        self._stop(0 if self._is_busy else grace_s, "was ended")
+        self._stop(0 if self._is_busy else GRACE_S, "was ended")
 
     @early_bound
     def kill(self) -> None:
@@ -366,45 +373,26 @@ class ModelProcess:
         """End the process; its exit code is the reason if ``why`` is empty."""
         if self._pid != getpid():
             return
-        with self._ending:  # Free, where __del__ calls.
-            if not self._error:
-                self._error = why or "has ended"
-                code = self._end(grace_s)
-                self._error = why or f"has ended: {_describe(code)}"
-        # Another thread may still wait for an answer; it is about to see the end of the process.
-        if self._busy.acquire(timeout=1):
+        self._error = self._error or why
+        child, code = self._child, None
+        if child is not None:
             try:
-                self._close_descriptors()
+                if grace_s and self._connection is not None:
+                    with contextlib.suppress(OSError):
+                        self._connection.shutdown(socket.SHUT_WR)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        code = child.wait(grace_s)
             finally:
-                self._busy.release()
-
-    @early_bound
-    def _end(self, grace_s: float) -> int | None:
-        """End the process; return its exit code, or None if it was killed here."""
-        if self._child is None:
-            return 0
-        try:
-            if grace_s and self._connection is not None:
-                with contextlib.suppress(OSError):
-                    self._connection.shutdown(socket.SHUT_WR)
-                self._child.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            code = self._child.poll()
-            if code is None:
-                self._child.kill()
-        self._child.wait()
-        return code
+                child.kill()  # Does nothing if it has ended.
+                child.wait()
+        self._error = self._error or f"has ended: {_describe(code)}"
+        self._close_descriptors()
 
     @early_bound
     def _close_descriptors(self) -> None:
-        connection, self._connection = self._connection, None
-        lifeline, self._lifeline = self._lifeline, -1
-        if connection is not None:
-            connection.close()
-        if lifeline >= 0:
-            os.close(lifeline)
+        for one in (self._connection, self._lifeline):
+            if one is not None:
+                one.close()
 
     def forget(self) -> None:
         """In a forked child: close the copies of the descriptors, and leave the process alone."""
@@ -457,23 +445,6 @@ class Proxy:
 
     def __repr__(self) -> str:
         return f"<{self._what}>"
-
-
-def _raise_error(name: str, module: str, content: bytes | None, text: str, traceback: str) -> None:
-    """Raise the exception of a model, or a `ModelProcessError` if it cannot be unpickled."""
-    where = f"in the process of {name}:\n{traceback.rstrip()}"
-    error: BaseException | None = None
-    # An error must not import a large library, such as torch, into this process.
-    if content is not None and (module in sys.modules or module in sys.stdlib_module_names):
-        try:
-            error = messages.load(Message(content, []))
-        except Exception as failure:
-            # As in `_value`.
-            where += f"\n(the exception itself cannot be unpickled here: {repr_of(failure)})"
-    if not isinstance(error, Exception):
-        error = ModelProcessError(f"{name} raised {text}")
-    add_note(error, where)
-    raise error
 
 
 _PROCESSES: weakref.WeakSet[ModelProcess] = weakref.WeakSet()

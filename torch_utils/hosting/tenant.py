@@ -53,7 +53,7 @@ class ThreadTenant:
         if self.model is None:
             raise TypeError(f"the load function of {name} returned None; it must return the model")
         self.measure()
-        if _is_spent(self.model, self._blocks):
+        if _is_spent(self.model):
             self.model = None
             raise TorchUtilsError(
                 f"the load function of {name} returned a model that was released; it must load the "
@@ -130,21 +130,11 @@ class ThreadTenant:
             synchronize(torch, map(torch.device, devices))
 
 
-def _is_spent(model: Any, blocks: Blocks) -> bool:
-    """Return whether a model, a layer, or a part of one without memory was released before."""
-    torch: Any = whole_torch()
-    seen: set[int] = set()
-    pending = [model]
-    while pending:
-        thing = pending.pop()
-        is_own = thing is model or not blocks
-        if is_released(thing) or (is_own and is_instance(thing, Resource) and thing.closed):
-            return True
-        is_module = torch is not None and is_instance(thing, torch.nn.Module)
-        if id(thing) not in seen and (thing is model or is_module):
-            pending += [part for part, _ in parts_of(thing)]
-        seen.add(id(thing))
-    return False
+def _is_spent(model: Any) -> bool:
+    """Return whether a model, or a part of it, was released before."""
+    things = [model, *(part for part, _ in parts_of(model))]
+    is_closed = is_instance(model, Resource) and model.closed
+    return is_closed or any(map(is_released, things))
 
 
 Tenant = ThreadTenant | ModelProcess
