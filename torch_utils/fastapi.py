@@ -160,7 +160,7 @@ class LifespanScope(SafePyTorchCleanup):
         ends = time.monotonic() + self._deadline_s
         for item in self._block.items if self._block is not None else ():
             if isinstance(item.thing, ModelLender):
-                item.thing.close_by(ends - self._deadline_s * (1 - _FOR_LEASES))
+                item.thing.closes_by = ends - self._deadline_s * (1 - _FOR_LEASES)
         threads: list[int] = []
 
         def close() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import os
 import pickle
 import signal
 import socket
 import sys
-import threading
 import traceback
 from multiprocessing import spawn
 from typing import Any
@@ -58,34 +58,21 @@ def _leave_signals_to_parent() -> None:
             signal.signal(number, former[number])
             os.kill(os.getpid(), number)
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            former[getattr(signal, name)] = signal.signal(getattr(signal, name), handle)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        former[number] = signal.signal(number, handle)
 
 
 def _die_with(lifeline: int) -> None:
     """Make the kernel kill this process when its parent has ended."""
-    try:
-        import fcntl
-
-        # A thread would have to wait for the GIL, and PR_SET_PDEATHSIG acts when the thread that
-        # started this process ends.
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
-        if os.read(lifeline, 1) == b"":
-            os.kill(os.getpid(), signal.SIGKILL)  # The parent has ended already.
-    except BlockingIOError:
-        return
-    except (ImportError, AttributeError, OSError):  # Not Linux.
-        threading.Thread(target=_wait_for_end, args=(lifeline,), daemon=True).start()
-
-
-def _wait_for_end(lifeline: int) -> None:
-    os.set_blocking(lifeline, True)
-    os.read(lifeline, 1)
-    os.kill(os.getpid(), signal.SIGKILL)
+    # A thread would have to wait for the GIL, and PR_SET_PDEATHSIG acts when the thread that
+    # started this process ends.
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        os.read(lifeline, 1)  # Nothing ever comes.
+        os.kill(os.getpid(), signal.SIGKILL)  # The parent has ended already.
 
 
 class _Server:

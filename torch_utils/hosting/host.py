@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import math
 import os
-import sys
 import threading
 import time
 import weakref
@@ -25,11 +24,11 @@ from torch_utils._report import CleanupReport
 from torch_utils._resource import closes_on_error
 from torch_utils._runtime import early_bound, is_shutting_down, log, notify
 from torch_utils._signals import DeferredSignals
-from torch_utils.errors import NoRoomError, repr_of
+from torch_utils.errors import ModelInUseError, NoRoomError, repr_of
 from torch_utils.hosting import arguments
 from torch_utils.hosting.account import Account
 from torch_utils.hosting.blocks import by_device
-from torch_utils.hosting.lease import AsyncLease, Lease, ModelLender
+from torch_utils.hosting.lease import CLOSE_S, AsyncLease, Lease, ModelLender
 from torch_utils.hosting.process import ModelProcess, pickled_load
 from torch_utils.hosting.tenancy import Holder, HostStatus, State, Tenancy, Transition
 from torch_utils.hosting.tenant import WARNING, Tenant, ThreadTenant
@@ -123,9 +122,8 @@ class ModelHost(ModelLender, Generic[M]):
         else:
             how = pickled_load(load), self.name, environment, call_timeout_s
             self._new_tenant = partial(ModelProcess, *how)
-        self._admit: Callable[..., None] | None = None
-        self._make_room: Callable[[ModelHost[Any]], bool] = lambda host: False
-        self._needs_size = self._has_warned = False
+        self._pool: Any = None
+        self._has_warned = False
         keep_alive_s = arguments.parse_keep_alive(keep_alive)
         self.tenancy: Tenancy = Tenancy(self.name, keep_alive_s, max_leases)
         self.account: Account = Account(self.tenancy, sizes)
@@ -152,7 +150,7 @@ class ModelHost(ModelLender, Generic[M]):
                 model, or ``load`` returned a model that was released.
             Exception: ``load`` raised it, in this thread or in the one that this thread waited for.
         """
-        return Lease(self, timeout_s, sys._getframe(1))
+        return Lease(self, timeout_s)
 
     def alease(self, timeout_s: float | None = None) -> AsyncLease[M]:
         """Return a context manager that lends the model for an ``async with`` block.
@@ -167,7 +165,7 @@ class ModelHost(ModelLender, Generic[M]):
         Raises:
             TimeoutError: ``timeout_s`` has passed. `lease` lists the other exceptions.
         """
-        return AsyncLease(self, timeout_s, sys._getframe(1))
+        return AsyncLease(self, timeout_s)
 
     def call(
         self, function: Callable[[M], T], *, timeout_s: float | None = None
@@ -192,7 +190,7 @@ class ModelHost(ModelLender, Generic[M]):
         Raises:
             Exception: The function or `lease` raised it.
         """
-        return AsyncLease[M](self, timeout_s, sys._getframe(1)).call(function)
+        return self.alease(timeout_s).call(function)
 
     def load(self) -> bool:
         """Load the model now, before the first lease.
@@ -230,7 +228,8 @@ class ModelHost(ModelLender, Generic[M]):
             ModelInUseError: The model is leased. The message names each lease.
             ResourceClosedError: The host is closed.
         """
-        report = self._empty(sleeps=True)
+        self.ensure_open()
+        report = self._empty("requested", 0.0, math.inf, sleeps=True)
         return report is not None and self.state == "asleep"
 
     def unload(self) -> CleanupReport:
@@ -244,23 +243,8 @@ class ModelHost(ModelLender, Generic[M]):
             ModelInUseError: The model is leased. The message names each lease.
             ResourceClosedError: The host is closed.
         """
-        return self._empty(sleeps=False) or CleanupReport()
-
-    def _empty(self, sleeps: bool) -> CleanupReport | None:
         self.ensure_open()
-        tenancy = self.tenancy
-        while True:
-            report = self.unload_if(lambda: not tenancy.leases, "requested", sleeps)
-            if report is not None:
-                return report
-            with tenancy.changed:
-                transition, tenant = tenancy.transition, tenancy.tenant
-                if transition is None and (tenant is None or (sleeps and tenant.is_asleep)):
-                    return None
-                if tenancy.leases or (transition and transition.thread == threading.get_ident()):
-                    raise tenancy.in_use()
-            if transition is not None:
-                concurrent.futures.wait([transition])
+        return self._empty("requested", 0.0, math.inf) or CleanupReport()
 
     def status(self) -> HostStatus:
         """Return the current state. Never loads the model, and never waits."""
@@ -362,15 +346,15 @@ class ModelHost(ModelLender, Generic[M]):
         wakes = tenant.is_asleep
         self.register_in_child()
         try:
-            if self._admit is not None:
-                self._admit(self, transition, self.account.expected(), deadline)
+            if self._pool is not None:
+                self._pool.admit(self, transition, self.account.expected(), deadline)
                 began = time.monotonic()
             self._make(tenant)
             if not wakes:
                 self._warn_if_unknown(tenant)
                 self.account.last = self.account.of(tenant)
-                if self._admit is not None:
-                    self._admit(self, transition, self.account.last, deadline)
+                if self._pool is not None:
+                    self._pool.admit(self, transition, self.account.last, deadline)
             tenancy.arrive(transition, tenant)
             self.expiry.start(tenancy)
             outcome = "success"
@@ -400,7 +384,7 @@ class ModelHost(ModelLender, Generic[M]):
                 if not is_out_of_memory(error):
                     raise
                 clear_exception_frames(error)
-                if is_last or not self._make_room(self):
+                if is_last or self._pool is None or not self._pool.evict_idle(self):
                     if not wakes:
                         raise
                     what = f"no room to wake {self.name}; it is still asleep: {error}"
@@ -410,7 +394,8 @@ class ModelHost(ModelLender, Generic[M]):
         """Log once if the model is not measured, and a pool or the unload needs to know it."""
         is_known = bool(self.account.of(tenant)) or isinstance(tenant, ModelProcess)
         can_close = hasattr(type(tenant.model), "close")
-        if not is_known and not self._has_warned and (self._needs_size or not can_close):
+        needs_size = self._pool is not None and self._pool.has_budget
+        if not is_known and not self._has_warned and (needs_size or not can_close):
             self._has_warned = True
             what = "%s holds no tensors or arrays that can be counted; declare nbytes="
             if not can_close:
@@ -469,42 +454,55 @@ class ModelHost(ModelLender, Generic[M]):
             log(WARNING, "%s cannot sleep and is unloaded instead: %s", self.name, reason)
         return not reason
 
-    # Closing
+    def _empty(
+        self, reason: str, leases_until: float, others_until: float, sleeps: bool = False
+    ) -> CleanupReport | None:
+        """Unload the model, or let it sleep; None if it is so already.
+
+        Args:
+            reason: Why, for metrics.
+            leases_until: Until when to wait for leases, by `time.monotonic`.
+            others_until: Until when to wait for a load or an unload under way.
+            sleeps: Whether it is to sleep, if it can.
+
+        Raises:
+            ModelInUseError: The time is over, or this thread would wait for itself.
+        """
+        tenancy = self.tenancy
+        while True:
+            report = self.unload_if(lambda: not tenancy.leases, reason, sleeps)
+            if report is not None:
+                return report
+            with tenancy.changed:
+                transition, tenant = tenancy.transition, tenancy.tenant
+                if transition is None:
+                    if tenant is None or (sleeps and tenant.is_asleep):
+                        return None
+                    if not tenancy.leases:
+                        continue  # The state changed in between.
+                left = (leases_until if transition is None else others_until) - time.monotonic()
+                if left <= 0 or tenancy.threads() == {threading.get_ident()}:
+                    raise tenancy.in_use()
+                tenancy.changed.wait(min(left, LONGEST_WAIT_S))
 
     def _release(self) -> None:
-        tenancy = self.tenancy
-        tenancy.stop_lending()
-        began, at_exit = time.monotonic(), is_shutting_down()
-        ends = self._close_deadline()
-        while tenancy.tenant is not None or tenancy.transition is not None:
-            if self.unload_if(lambda: not tenancy.leases, "closed") is not None:
-                continue
-            with tenancy.changed:
-                transition = tenancy.transition
-                if transition is None and (tenancy.tenant is None or not tenancy.leases):
-                    continue  # The state changed in between.
-                if at_exit:
-                    ends = began + (LEASES_AT_EXIT_S if transition is None else LOAD_AT_EXIT_S)
-                elif transition is not None and transition.state in ("sleeping", "unloading"):
-                    ends = math.inf  # By another thread, as this one would.
-                left = ends - time.monotonic()
-                if left > 0 and tenancy.threads() != {threading.get_ident()}:
-                    tenancy.changed.wait(min(left, LONGEST_WAIT_S))
-                    continue
-            if at_exit and transition is not None and transition.state in ("loading", "waking"):
-                return  # The thread or process that loads ends with the program.
-            if not at_exit or transition is not None:
-                raise tenancy.in_use()
+        self.tenancy.stop_lending()
+        now = time.monotonic()
+        if not is_shutting_down():
+            ends = now + CLOSE_S if self.closes_by is None else self.closes_by
+            self._empty("closed", ends, ends)
+            return
+        try:
+            self._empty("closed", now + LEASES_AT_EXIT_S, now + LOAD_AT_EXIT_S)
+        except ModelInUseError:
+            # A thread or process that still loads ends with the program.
             self.unload_if(lambda: True, "closed")
 
     # Pools and forks
 
-    def join(
-        self, changed: threading.Condition, admit: Any, make_room: Any, needs_size: bool
-    ) -> None:
-        """Join a pool before the first use: share its lock, and load only what it admits."""
-        self.tenancy.changed, self._admit, self._make_room = changed, admit, make_room
-        self._needs_size = needs_size
+    def join(self, pool: Any) -> None:
+        """Join a `ModelPool` before the first use: share its lock, and load only what it admits."""
+        self._pool, self.tenancy.changed = pool, pool.changed
 
     def start_over_in_child(self) -> None:
         """In a forked child: forget the parent's model without running destructors."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from functools import partial
 from inspect import CO_GENERATOR
-from types import FrameType
 from typing import Any, Generic, TypeVar, cast
 
 from torch_utils._registry import REGISTRY, Entry
@@ -28,7 +27,7 @@ __all__ = ["AsyncLease", "Lease", "ModelLender"]
 
 CLOSE_S = 10.0
 """How long closing waits for leases, in seconds."""
-
+_OWN_MODULES = [f"torch_utils.hosting.{name}" for name in ("lease", "host", "pool")]
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -37,22 +36,24 @@ T = TypeVar("T")
 class _Lease(Generic[M]):
     """Base of the leases of threads and of coroutines."""
 
-    def __init__(self, host: Any, timeout_s: float | None, frame: FrameType) -> None:
+    def __init__(self, host: Any, timeout_s: float | None) -> None:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
+        frame: Any = sys._getframe(1)
+        while frame.f_globals.get("__name__") in _OWN_MODULES:
+            frame = frame.f_back
         self._host = host  # A ModelHost, which stays alive and open.
         self._timeout_s = timeout_s
         self._holder: Holder | None = None  # None before the lease and after its end
-        self._is_entered = self._has_ended = False
+        self._has_ended = False
         self._process: ModelProcess | None = None
         self._calls: set[object] = set()  # calls that wait for the process or run in it
         self._is_in_generator = bool(frame.f_code.co_flags & CO_GENERATOR)
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
     def _begin(self, thread: int | None) -> Holder:
-        if self._is_entered:
+        if self._holder is not None or self._has_ended:
             raise TorchUtilsError("a lease can be entered once; get another one from the host")
-        self._is_entered = True
         by = f", by thread {threading.current_thread().name}" if thread else ", by a coroutine"
         if self._is_in_generator:  # Another thread may go on with it, and end the lease.
             thread = None
@@ -167,12 +168,8 @@ class AsyncLease(_Lease[M]):
 class ModelLender(Resource):
     """Base of `ModelHost` and `ModelPool`: `close` waits for leases until a deadline."""
 
-    _deadline_s = CLOSE_S
-    _closes_by = math.inf
-
-    def close_by(self, when: float) -> None:
-        """Limit the wait of `close` for leases to the time ``when``, by `time.monotonic`."""
-        self._closes_by = when
+    closes_by: float | None = None
+    """Until when `close` waits for leases, by `time.monotonic`; None for `CLOSE_S` from then on."""
 
     def register_in_child(self) -> None:
         """In a forked child: register an entry of this process, so that it closes the model.
@@ -183,9 +180,6 @@ class ModelLender(Resource):
         if entry is not None and entry.pid != os.getpid():
             release = type(self)._release
             REGISTRY.add(Entry(id(self), entry.name, weakref.ref(self), release))
-
-    def _close_deadline(self) -> float:
-        return min(time.monotonic() + self._deadline_s, self._closes_by)
 
     def close(self, deadline_s: float | None = None) -> bool:
         """Stop lending, wait for open leases, and unload.
@@ -207,7 +201,7 @@ class ModelLender(Resource):
         """
         if deadline_s is not None:
             check_seconds("deadline_s", deadline_s)
-            self._deadline_s = deadline_s
+            self.closes_by = time.monotonic() + deadline_s
         self.register_in_child()
         return super().close()
 

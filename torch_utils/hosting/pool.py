@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -16,7 +15,7 @@ from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
 from torch_utils.hosting.arguments import Devices, check_positive, parse_keep_alive, parse_sizes
 from torch_utils.hosting.blocks import ASLEEP, Blocks, awake_bytes, by_device
 from torch_utils.hosting.host import ModelHost
-from torch_utils.hosting.lease import AsyncLease, Lease, ModelLender
+from torch_utils.hosting.lease import CLOSE_S, AsyncLease, Lease, ModelLender
 from torch_utils.hosting.tenancy import HostStatus, Transition
 from torch_utils.hosting.threads import LONGEST_WAIT_S
 
@@ -79,19 +78,20 @@ class ModelPool(ModelLender):
         max_loaded: int | None = None,
         keep_alive: float | str = "5m",
     ) -> None:
-        self._changed = threading.Condition()  # also the lock of all its hosts
+        self.changed: threading.Condition = threading.Condition()  # also the lock of all its hosts
         self._hosts: dict[str, ModelHost[Any]] = {}
         self._is_auto = budget_bytes == "auto"
         self._budgets: dict[str, int] = {}
         if budget_bytes is not None and budget_bytes != "auto":
             self._budgets = parse_sizes("budget_bytes", budget_bytes, "")
+        self.has_budget: bool = budget_bytes is not None
         if headroom_bytes is not None:
             check_positive("headroom_bytes", headroom_bytes)
         if sleep_bytes not in ("auto", 0):
             check_positive("sleep_bytes", sleep_bytes)
-        self._headroom_bytes, self._sleep_bytes = headroom_bytes, sleep_bytes
         if max_loaded is not None:
             check_positive("max_loaded", max_loaded)
+        self._headroom_bytes, self._sleep_bytes = headroom_bytes, sleep_bytes
         self._max_loaded = max_loaded
         parse_keep_alive(keep_alive)
         self._keep_alive = keep_alive
@@ -113,13 +113,12 @@ class ModelPool(ModelLender):
             ValueError: The pool has a model of this name, or an argument is invalid.
             ResourceClosedError: The pool is closed.
         """
-        with self._changed:
+        with self.changed:
             self.ensure_open()
             if name in self._hosts:
                 raise ValueError(f"this pool has a model {name!r} already; choose another name")
             host = ModelHost(load, name=name, **{"keep_alive": self._keep_alive, **options})
-            needs_size = self._is_auto or bool(self._budgets)
-            host.join(self._changed, self._admit, self._evict_idle, needs_size)
+            host.join(self)
             self._hosts[name] = host
             return host
 
@@ -141,7 +140,7 @@ class ModelPool(ModelLender):
         host.close()
         if host.state != "closed":
             raise host.tenancy.in_use()
-        with self._changed:
+        with self.changed:
             self._hosts.pop(name, None)
         return report
 
@@ -161,14 +160,14 @@ class ModelPool(ModelLender):
             NoRoomError: The model did not fit in time, or can never fit. Entering the block
                 raises it, like the exceptions of `ModelHost.lease`.
         """
-        return Lease(self._host(name), timeout_s, sys._getframe(1))
+        return self._host(name).lease(timeout_s)
 
     def alease(self, name: str, timeout_s: float | None = None) -> AsyncLease[Any]:
         """Return a context manager that lends a model for an ``async with`` block.
 
         See `lease` and `ModelHost.alease`.
         """
-        return AsyncLease(self._host(name), timeout_s, sys._getframe(1))
+        return self._host(name).alease(timeout_s)
 
     def call(
         self, name: str, function: Callable[[Any], T], *, timeout_s: float | None = None
@@ -183,8 +182,7 @@ class ModelPool(ModelLender):
         Returns:
             A coroutine that returns what the function returns.
         """
-        lease = AsyncLease[Any](self._host(name), timeout_s, sys._getframe(1))
-        return lease.call(function)
+        return self._host(name).call(function, timeout_s=timeout_s)
 
     def unload(self, name: str) -> CleanupReport:
         """Unload one model; see `ModelHost.unload`.
@@ -208,7 +206,7 @@ class ModelPool(ModelLender):
         hosts = list(self._hosts.values())[::-1]
         for host in hosts:  # First all of them, so that none lends while another waits.
             host.tenancy.stop_lending()
-        ends = self._close_deadline()
+        ends = time.monotonic() + CLOSE_S if self.closes_by is None else self.closes_by
         errors: list[BaseException] = []
         for host in hosts:
             try:
@@ -226,7 +224,7 @@ class ModelPool(ModelLender):
             known = ", ".join(map(repr, self._hosts)) or "none"
             raise UnknownModelError(f"this pool has no model {name!r}; it has: {known}") from None
 
-    def _admit(
+    def admit(
         self,
         host: ModelHost[Any],
         transition: Transition,
@@ -251,7 +249,7 @@ class ModelPool(ModelLender):
         while True:
             for other in list(self._hosts.values()):
                 other.account.measure()
-            with self._changed:
+            with self.changed:
                 host.tenancy.ensure_lending()
                 others = [other for other in self._hosts.values() if other is not host]
                 lacking = self._lacking(blocks, others, is_loaded)
@@ -273,7 +271,7 @@ class ModelPool(ModelLender):
                     if never_fits or left <= 0 or _is_stuck(transition, is_loaded, others):
                         raise NoRoomError(transition.no_room)
                     # Nobody tells when another process frees memory of a card.
-                    self._changed.wait(min(left, 1.0 if self._is_auto else LONGEST_WAIT_S))
+                    self.changed.wait(min(left, 1.0 if self._is_auto else LONGEST_WAIT_S))
                     continue
                 oldest = min(idle, key=_last_use)
             self._evict(oldest)
@@ -285,7 +283,7 @@ class ModelPool(ModelLender):
         else:
             host.unload_if(host.tenancy.is_idle, "evicted", sleeps=self._has_bed(host))
 
-    def _evict_idle(self, host: ModelHost[Any]) -> bool:
+    def evict_idle(self, host: ModelHost[Any]) -> bool:
         """Evict all other idle models, because memory ran out; return whether there were any."""
         idle = [one for one in list(self._hosts.values()) if one is not host]
         idle = [one for one in idle if one.tenancy.is_idle()]

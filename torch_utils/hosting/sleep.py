@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -22,8 +21,6 @@ from torch_utils._oom import clear_exception_frames
 from torch_utils._release.counting import (
     PACKED,
     Inventory,
-    Root,
-    is_training_class,
     name_of_device,
     without_overrides,
 )
@@ -82,7 +79,6 @@ class Offloaded:
         self.is_pinned = True
         self.left: tuple[StillHeld, ...] = ()
         self._moved: list[_Moved] = []
-        self._gradients: list[tuple[ref[Any], Any]] = []  # that stayed on the device
         self._lock = threading.Lock()
 
     def restore(self) -> bool:
@@ -98,7 +94,7 @@ class Offloaded:
                 in host memory; call this again.
         """
         with self._lock:
-            if not (self._moved or self._gradients):
+            if not self._moved:
                 return False
             torch: Any = import_torch()
             with without_overrides(torch):
@@ -108,11 +104,7 @@ class Offloaded:
                     if tensor is not None and _key_of(torch, tensor) == moved.key:
                         groups[moved.key, moved.device].append(tensor)
                 _move(torch, list(groups.values()), [device for _, device in groups])
-                for find, gradient in self._gradients:
-                    tensor = find()
-                    if tensor is not None and _gradient(torch, tensor) is None:
-                        torch.Tensor.grad.__set__(tensor, gradient)
-            self._moved, self._gradients = [], []
+            self._moved = []
             return True
 
     def __enter__(self) -> Offloaded:
@@ -138,11 +130,10 @@ def offload(*objects: Any) -> Offloaded:
 
     Parameters, buffers, gradients and tensors in attributes, containers and inner objects are
     moved, each storage once, to pinned memory as long as there is some. The objects stay the same:
-    so do ties, views, strides, dtypes and hooks. An optimizer keeps its parameters; pass it too to
-    move its state. Do not use the objects meanwhile in another thread.
+    so do ties, views, strides, dtypes and hooks. Do not use them meanwhile in another thread.
 
     What anything else refers to, such as a layer of another model or in a variable, stays on its
-    device and is listed in `Offloaded.left`.
+    device and is listed in `Offloaded.left`. So pass an optimizer together with its model.
 
     Args:
         *objects: Models, optimizers, tensors and other objects with attributes, or containers of
@@ -164,13 +155,13 @@ def offload(*objects: Any) -> Offloaded:
     with without_overrides(torch):
         finder = _Finder(torch, objects)
         groups = finder.groups()
-        if finder.has_unknown:  # In garbage, or in an optimizer, which does not mind.
+        if finder.has_unknown:  # Garbage may refer to it.
             groups.clear()
-            finder = _Finder(torch, objects, _optimizers())
+            gc.collect()
+            finder = _Finder(torch, objects)
             groups = finder.groups()
         devices = [torch.Tensor.device.__get__(group[0]) for group in groups]
-        aside = _move(torch, groups, [None] * len(groups))
-        offloaded._gradients = [(ref(tensor), gradient) for tensor, gradient in aside]
+        _move(torch, groups, [None] * len(groups))
         for group, device in zip(groups, devices, strict=True):
             storage = torch.Tensor.untyped_storage(group[0])
             nbytes, name, is_pinned = storage.nbytes(), name_of_device(device), storage.is_pinned()
@@ -182,16 +173,6 @@ def offload(*objects: Any) -> Offloaded:
     if groups:
         empty_caches()
     return offloaded
-
-
-def _optimizers() -> list[Any]:
-    """Collect garbage, and return all optimizers of the program."""
-    gc.collect()
-    things = gc.get_objects()
-    ids = list(map(id, map(type, things)))  # A metaclass may define the hash of its classes.
-    kinds = dict(zip(ids, map(type, things), strict=True))
-    found = {key for key, kind in kinds.items() if is_training_class(kind)}
-    return list(compress(things, map(found.__contains__, ids)))
 
 
 def put_to_sleep(model: Any) -> tuple[Offloaded | None, str]:
@@ -214,38 +195,33 @@ class _Finder(Inventory):
     Args:
         torch: The module.
         objects: The objects.
-        optimizers: Objects that may refer to the same tensors; these references are explained.
 
     Attributes:
         has_unknown: Whether something unknown refers to a tensor, which therefore stays.
     """
 
-    def __init__(self, torch: Any, objects: Iterable[Any], optimizers: Iterable[Any] = ()) -> None:
+    def __init__(self, torch: Any, objects: tuple[Any, ...]) -> None:
         super().__init__()
         self._tensors: dict[int, Any] = {}  # by their ids
-        self._root: Root | None = None
         for name in _NAMES:
             if private(torch, name) is None:
                 raise _refused("anything", f"torch {torch.__version__} lacks torch.{name}")
         try:
-            roots = roots_of(tuple(objects), self)
+            roots = roots_of(objects, self)
         except TypeError as error:
             text = str(error).replace("release() cannot release", "offload() cannot move")
             raise TypeError(text) from None
         self._passed = {id(root.thing) for root in roots}
-        others = [one for one in optimizers if id(one) not in self._passed]
-        self._others = [Root(one, name_of(type(one))) for one in others]
-        self.count([*roots, *self._others])
-        self._root = None
+        self.count(roots)
 
     def _enter(self, visit: Any, pending: list[Any]) -> None:
-        self._root = visit.root
-        is_own = self._part is None or self.parts[self._part].get() is visit.thing
-        if is_own and not any(visit.root is other for other in self._others):
-            reason = self._obstacle(visit.thing)
-            if reason:
-                raise _refused(visit.name, reason)
+        if self._is_own(visit.thing) and (reason := self._obstacle(visit.thing)):
+            raise _refused(visit.name, reason)
         super()._enter(visit, pending)
+
+    def _is_own(self, thing: Any) -> bool:
+        """Return whether a part is not behind one that stays whole."""
+        return self._part is None or self.parts[self._part].get() is thing
 
     def _obstacle(self, thing: Any) -> str:
         for base in bases_of(type(thing)):
@@ -259,13 +235,9 @@ class _Finder(Inventory):
         return ""
 
     def _add_tensor(self, tensor: Any, name: str, is_expected: bool) -> None:
-        is_of_optimizer = any(self._root is other for other in self._others)
-        super()._add_tensor(tensor, name, is_expected and not is_of_optimizer)
-        if not is_expected or is_of_optimizer or not self._has_memory(tensor):
-            return
-        if self._part is None or self.parts[self._part].get() is tensor:
-            problem = _problem(self._torch, tensor)
-            if problem:
+        super()._add_tensor(tensor, name, is_expected)
+        if is_expected and self._has_memory(tensor) and self._is_own(tensor):
+            if problem := _problem(self._torch, tensor):
                 raise _refused(name, problem)
             self._tensors[id(tensor)] = tensor
 
@@ -291,6 +263,9 @@ class _Finder(Inventory):
         tensor = other = None
         groups: defaultdict[int, list[Any]] = defaultdict(list)
         staying: set[int] = set()
+        gradients = [(one, _gradient(torch, one)) for one in tensors.values()]
+        pairs = [{_key_of(torch, one), _key_of(torch, g)} for one, g in gradients if g is not None]
+        gradients.clear()
         counts = reference_counts(list(tensors.values()))
         for (one, tensor), count in zip(tensors.items(), counts, strict=True):
             key, in_use = _key_of(torch, tensor), base._use_count(tensor)
@@ -306,10 +281,9 @@ class _Finder(Inventory):
                 staying.add(key)
             storage = None
         self.has_unknown = bool(staying)
-        for key, group in groups.items():  # A gradient stays beside its tensor.
-            if key in staying:
-                near = [_gradient(torch, tensor) for tensor in group]
-                staying = staying | {_key_of(torch, one) for one in near if one is not None}
+        # A tensor and its gradient are on the same device.
+        while more := {key for pair in pairs if pair & staying for key in pair} - staying:
+            staying |= more
         return [group for key, group in groups.items() if key not in staying]
 
     def left(self) -> tuple[StillHeld, ...]:
@@ -356,16 +330,13 @@ def synchronize(torch: Any, devices: Iterable[Any]) -> None:
         module.synchronize(*() if device.type == "mps" else (device,))
 
 
-def _move(torch: Any, groups: list[list[Any]], devices: list[Any]) -> list[tuple[Any, Any]]:
+def _move(torch: Any, groups: list[list[Any]], devices: list[Any]) -> None:
     """Copy storages and exchange those of the tensors; change nothing if that fails.
 
     Args:
         torch: The module.
         groups: Tensors by storage.
         devices: The target of each group; None for the host.
-
-    Returns:
-        Tensors with the gradients that are detached from them, because these are on another device.
     """
     base, swap = torch.Tensor, private(torch, "_C._swap_tensor_impl")
     assert swap is not None  # `_Finder` has checked it.
@@ -397,13 +368,10 @@ def _move(torch: Any, groups: list[list[Any]], devices: list[Any]) -> list[tuple
                 hooks = getattr(base, name).__get__(tensor)
                 if hooks is not None:
                     getattr(base, name).__set__(tensor, hooks)
-        aside = []
         for tensor, gradient in gradients:
-            if gradient is not None and tensor.device != gradient.device:
-                aside.append((tensor, gradient))
-            elif gradient is not None:
+            # The program may have moved one of them meanwhile.
+            if gradient is not None and tensor.device == gradient.device:
                 base.grad.__set__(tensor, gradient)
-    return aside
 
 
 def _allocate(torch: Any, old: list[Any], devices: list[Any], new: list[Any]) -> None:

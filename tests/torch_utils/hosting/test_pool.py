@@ -424,7 +424,7 @@ def test_wrong_timeouts_are_refused(wrong: Any) -> None:
     ("options", "error", "message"),
     [
         ({"budget_bytes": 0}, ValueError, "budget_bytes must be positive"),
-        ({"budget_bytes": 1.5}, TypeError, "whole number"),
+        ({"budget_bytes": "4G"}, TypeError, r"whole number of bytes, such as 4 << 30, got '4G'"),
         ({"budget_bytes": {"host": -1}}, ValueError, "host"),
         ({"budget_bytes": {"cuda": 1}}, ValueError, "cuda:0"),
         ({"budget_bytes": {"hots": 1}}, ValueError, "hots"),

@@ -111,7 +111,7 @@ def test_training_goes_on_after_a_nap() -> None:
         for step in range(3):
             net(torch.ones(2, 20)).backward()
             if naps:
-                with offload(net) as offloaded:
+                with offload(net, optimizer) as offloaded:
                     assert net.first.weight.grad is not None
                     assert offloaded.left == ()
             if step == 0:
@@ -180,9 +180,10 @@ def test_gradient_that_others_use_stays_beside_its_weight() -> None:
     net = Net()
     net(torch.ones(2, 20)).backward()
     gradient = net.first.weight.grad
-    address = gradient.data_ptr()
-    with offload(net):
-        assert gradient.data_ptr() == address
+    address, shared = gradient.data_ptr(), Memory([net.first.weight])
+    with offload(net) as offloaded:
+        assert gradient.data_ptr() == address and shared.is_whole()
+        assert sum(one.nbytes for one in offloaded.left) == 3200
     assert net.first.weight.grad is gradient
 
 
