@@ -325,7 +325,7 @@ def _problem(torch: Any, tensor: Any) -> str:
 
 def synchronize(torch: Any, devices: Iterable[Any]) -> None:
     """Wait until devices have done what all their streams were given."""
-    for device in set(devices):
+    for device in {one for one in devices if one.type not in STAYING}:
         module = getattr(torch, device.type)
         module.synchronize(*() if device.type == "mps" else (device,))
 
@@ -347,8 +347,8 @@ def _move(torch: Any, groups: list[list[Any]], devices: list[Any]) -> None:
     with DeferredSignals(), torch.inference_mode(False), torch.no_grad():
         try:
             _allocate(torch, old, devices, new)  # First all of it: memory may run out.
-            on_device = [one.device for one in (*old, *new) if one.device.type not in STAYING]
-            synchronize(torch, on_device)
+            on_devices = [storage.device for storage in (*old, *new)]
+            synchronize(torch, on_devices)
             for source, target in zip(old, new, strict=True):
                 target.copy_(source, non_blocking=True)
             for group, storage in zip(groups, new, strict=True):  # While the copies run.
@@ -356,7 +356,7 @@ def _move(torch: Any, groups: list[list[Any]], devices: list[Any]) -> None:
                     other = _tensor_like(torch, tensor, storage)
                     swap(tensor, other)
                     done.append((tensor, other))
-            synchronize(torch, on_device)
+            synchronize(torch, on_devices)
         except BaseException:  # For example, functorch refers to a tensor weakly.
             for tensor, other in done:
                 swap(tensor, other)

@@ -110,8 +110,12 @@ class ThreadTenant:
         if model is None:
             return
         offloaded, self._offloaded = self._offloaded, None
+        torch: Any = whole_torch()
         try:
-            self._wait_for_streams()
+            if torch is not None and not is_shutting_down():
+                # Torch could lend memory that a side stream still uses.
+                names = {device for device, _ in self._blocks.values()}
+                synchronize(torch, [torch.device(name.replace("host", "cpu")) for name in names])
             self.report = release(model)
         except TypeError as error:
             problem = TypeError(f"{self._name} was only dropped, not released: {error}")
@@ -120,14 +124,7 @@ class ThreadTenant:
             gc.collect()
             self.report = replace(release(), errors=(problem,))
         if offloaded is not None and offloaded.is_pinned:  # torch keeps that memory.
-            query(partial(CUDA_STEPS["pinned host memory"], whole_torch()), False, "pinned memory")
-
-    def _wait_for_streams(self) -> None:
-        """Wait for work in side streams, whose memory torch could lend again meanwhile."""
-        torch: Any = whole_torch()
-        devices = {device for device, _ in self._blocks.values()} - {"host"}
-        if devices and not is_shutting_down():
-            synchronize(torch, map(torch.device, devices))
+            query(partial(CUDA_STEPS["pinned host memory"], torch), False, "pinned memory")
 
 
 def _is_spent(model: Any) -> bool:

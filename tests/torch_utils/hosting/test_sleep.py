@@ -320,6 +320,24 @@ def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model() -> None:
     assert host.status().state == "closed"
 
 
+def test_unload_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the memory could be lent again while a side stream reads it."""
+    were_whole = []
+    with ModelHost(Net, keep_alive=-1) as host:
+        with host.lease() as model:
+            memory = Memory(model.tensors())
+            del model
+        synchronize = torch.cpu.synchronize
+
+        def note(device: Any) -> None:
+            were_whole.append(memory.is_whole())
+            synchronize(device)
+
+        monkeypatch.setattr(torch.cpu, "synchronize", note)
+        host.unload()
+    assert were_whole == [True] and memory.is_gone()
+
+
 def test_expiry_thread_lets_the_model_sleep_and_starts_again() -> None:
     with ModelHost(Net, keep_alive="20ms", idle="sleep") as host:
         for _ in range(3):
