@@ -83,17 +83,6 @@ def note(journal: Path, test: str, outcome: str, reason: str = "", seconds: floa
         file.write(json.dumps(entry) + "\n")
 
 
-def rewrite_asserts() -> None:
-    """Make failing asserts print the compared values, if pytest is installed."""
-    try:
-        from _pytest.assertion import install_importhook
-        from _pytest.config import get_config
-
-        install_importhook(get_config()).mark_rewrite("gpu")
-    except Exception as error:  # Another version may lack these private functions.
-        print(f"asserts are not rewritten: {error!r}", flush=True)
-
-
 def chosen_tests(
     kind: type[Any], part: str, only: str
 ) -> Iterator[tuple[str, Callable[..., None]]]:
@@ -106,7 +95,6 @@ def chosen_tests(
 
 def main(kind: str, journal: Path, part: str, only: str = "") -> None:
     """Run the tests that the journal lacks."""
-    rewrite_asserts()
     from tests.support import programs
 
     done, chosen = read(journal), device_of(kind)

@@ -62,9 +62,6 @@ def test_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
     end = "child.returncode = 0  # The child outlives the program."
     report = checked(device, tmp_path, with_child(device, end))
     assert "orphan-process" in ids(report), str(report)
-
-
-def test_ended_child_is_not_reported(device: Any, tmp_path: Path) -> None:
     end = "child.kill(); child.wait(); child.stdout.close()"
     report = checked(device, tmp_path, with_child(device, end))
     assert report.clean, str(report)
@@ -106,10 +103,6 @@ EARLY = """
 def test_shared_tensor_that_outlives_its_producer_is_reported(device: Any, tmp_path: Path) -> None:
     report = checked(device, tmp_path, SHARING.format(end=EARLY))
     assert "cuda-ipc" in ids(report), str(report)
-
-
-@slow_rehearsal
-def test_shared_tensor_of_waiting_producer_is_not_reported(device: Any, tmp_path: Path) -> None:
     end = "consumer.join(); del tensor"  # torch warns if a variable still holds it.
     report = checked(device, tmp_path, SHARING.format(end=end))
     assert report.clean, str(report)
@@ -130,56 +123,28 @@ with tempfile.TemporaryDirectory() as folder:
     {end}
 faulthandler.cancel_dump_traceback_later()
 """
-GROUP_S = 20  # Both tests start when all others have ended, and run beside each other.
-
-
-def checked_group(device: Any, folder: Path, end: str) -> ExitReport:
-    """Check a program with a process group; print NCCL's warnings, or all of its log on failure.
-
-    A machine may have no interface but the loopback. The other settings switch off what one
-    process on one GPU does not need and what may wait for hardware or a network.
-    """
-    log = folder / "nccl.log"
-    env = {
-        "NCCL_SOCKET_IFNAME": "=lo",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_RAS_ENABLE": "0",
-        "NCCL_NVLS_ENABLE": "0",
-        "NCCL_MNNVL_ENABLE": "0",
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_FILE": str(log),
-    }
-    wanted = ""
-    try:
-        program = GROUP.format(end=end, limit_s=GROUP_S)
-        report = checked(device, folder, program, limit_s=GROUP_S, **env)
-        wanted = "WARN"
-    finally:
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        print(*(line for line in lines[-60:] if wanted in line), sep="\n", flush=True)
-    return report
+GROUP_S = 20
+# A machine may have no interface but the loopback. The other settings switch off what one process
+# on one GPU does not need and what may wait for hardware or a network.
+NCCL = {
+    "NCCL_SOCKET_IFNAME": "=lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MNNVL_ENABLE": "0",
+}
 
 
 @last
 @slow_rehearsal
 def test_process_group_that_was_not_destroyed_is_reported(device: Any, tmp_path: Path) -> None:
-    _needs_backend(device)
-    report = checked_group(device, tmp_path, "")
-    assert "process-group-not-destroyed" in ids(report), str(report)
-
-
-@last
-@slow_rehearsal
-def test_destroyed_process_group_is_not_reported(device: Any, tmp_path: Path) -> None:
-    _needs_backend(device)
-    report = checked_group(device, tmp_path, "dist.destroy_process_group()")
-    assert "process-group-not-destroyed" not in ids(report), str(report)
-    assert report.clean, str(report)
-
-
-def _needs_backend(device: Any) -> None:
     import torch.distributed
 
     backend = device.process_group()
     if not getattr(torch.distributed, f"is_{backend}_available")():
         raise SkipTest(f"this torch has no {backend}")
+    for end, is_clean in (("", False), ("dist.destroy_process_group()", True)):
+        program = GROUP.format(end=end, limit_s=GROUP_S)
+        report = checked(device, tmp_path, program, limit_s=GROUP_S, **NCCL)
+        assert ("process-group-not-destroyed" not in ids(report)) == is_clean, str(report)
+        assert report.clean or not is_clean, str(report)

@@ -35,14 +35,6 @@ def test_tests_without_time_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_command_rehearses_one_test() -> None:
-    done = run("tests/torch_utils/gpu/run.py", "--rehearse", "--only", "test_pool")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "\n1 passed, 0 failed, 0 skipped, 0 left out" in done.stdout
-    assert done.stdout.endswith("left out for lack of time: nothing\n")
-
-
-@pytest.mark.slow
 def test_benchmark_finds_what_topk_finds_and_writes_no_results() -> None:
     """So it does in each type; the encoders return the same vectors."""
     folder = ROOT / "benchmarks" / "results"
@@ -57,25 +49,6 @@ def test_benchmark_finds_what_topk_finds_and_writes_no_results() -> None:
     assert len(cosines) == 8 and min(cosines) > 0.99
     ways = [set(row["ways"]) for row in rows if "ways" in row]
     assert len(ways) == 4 and all("torch_utils" in names for names in ways)
-
-
-@pytest.mark.slow
-def test_benchmark_says_what_it_leaves_out_for_lack_of_a_package(tmp_path: Path) -> None:
-    """It then needs only torch."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "for name in 'tantivy transformers sentence_transformers accelerate rich'.split():\n"
-        "    sys.modules[name] = None\n"
-        "import importlib.util as util\n"
-        "find = util.find_spec\n"
-        "util.find_spec = lambda name, *p: None if sys.modules.get(name, 0) is None "
-        "else find(name, *p)\n"
-    )
-    done = run("benchmarks/gpu.py", "--rehearse", "--seconds", "1000", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "will leave out search (needs tantivy)" in done.stdout
-    assert "will leave out encode (needs transformers, sentence_transformers)" in done.stdout
-    assert '"model": "tensors"' in done.stdout and "left out: search (needs" in done.stdout
 
 
 @pytest.mark.slow
