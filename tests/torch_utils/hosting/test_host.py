@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import sys
 import threading
@@ -33,6 +32,14 @@ from torch_utils import (
     TorchUtilsError,
 )
 
+
+class Holds:
+    """An ordinary object that holds a part of its model."""
+
+    def __init__(self, **parts: object) -> None:
+        vars(self).update(parts)
+
+
 # Loading
 
 
@@ -56,11 +63,13 @@ def test_concurrent_threads_load_the_model_once() -> None:
 
 @pytest.mark.parametrize("kind", [OSError, StopIteration])
 def test_failed_load_raises_in_all_waiters_and_next_lease_retries(kind: type[Exception]) -> None:
-    tries, fails = [], True
+    tries, fails, half = [], True, []
 
     def load() -> Stub:
         tries.append(1)
         if fails:
+            partly_loaded = Holds()
+            half.append(weakref.ref(partly_loaded))
             if len(tries) == 1:
                 wait_for(lambda: threads_inside("torch_utils") == 16)
             raise kind("no weights")
@@ -70,6 +79,7 @@ def test_failed_load_raises_in_all_waiters_and_next_lease_retries(kind: type[Exc
     errors = errors_in_threads(*[lambda: host.lease().__enter__()] * 16)
     assert list(map(repr, errors)) == [f"{kind.__name__}('no weights')"] * 16
     assert len(tries) < 16  # Not each by itself.
+    assert half[0]() is None  # The frames of the exception are cleared.
     status = host.status()
     assert (status.state, status.loads, status.last_error) == (
         "unloaded",
@@ -83,32 +93,6 @@ def test_failed_load_raises_in_all_waiters_and_next_lease_retries(kind: type[Exc
     host.close()
 
 
-def test_failed_load_keeps_no_memory_alive() -> None:
-    """The frames of its exception are cleared."""
-    half = []
-
-    def load() -> None:
-        stub = Stub()
-        Stub.made.clear()
-        half.append(weakref.ref(stub))
-        raise OSError("disk")
-
-    host = ModelHost(load)
-    with pytest.raises(OSError, match="disk"):
-        host.load()
-    gc.collect()
-    assert half[0]() is None
-    assert host.status().last_error is not None
-    host.close()
-
-
-class Holds:
-    """An ordinary object that holds a part of its model."""
-
-    def __init__(self, **parts: object) -> None:
-        vars(self).update(parts)
-
-
 class Owner(Holds, Resource):
     """A resource that holds a part of its model."""
 
@@ -119,43 +103,34 @@ def linear():
     return pytest.importorskip("torch").nn.Linear(1000, 1000, bias=False)
 
 
-def array_and_view() -> Holds:
-    array = np.zeros(500_000)
-    return Holds(array=array, view=array[5:].reshape(5, -1))
-
-
-class Closes(Holds):
-    def close(self) -> None:
-        pass
-
-
 KINDS = {
-    "tuple": lambda: (linear(), object()),
-    "pipe": lambda: Holds(pipe=SimpleNamespace(model=linear(), tokenizer=object())),
-    "close": lambda: Closes(weights=linear().weight),
-}
-
-
-SIZED = {
     "module": linear,
-    "resource": lambda: Owner(model=linear()),
-    "resource in an attribute": lambda: Holds(model=Owner(model=linear())),
-    "array": lambda: Holds(vectors=np.zeros(500_000)),
-    "array in a dictionary": lambda: Holds(vectors={"a": np.zeros(500_000)}),
-    "dictionary of arrays": lambda: {"a": np.zeros(500_000)},
-    "array and its view": array_and_view,
+    "tuple": lambda: (linear(), object()),
+    "pipeline": lambda: Holds(pipe=SimpleNamespace(model=linear(), tokenizer=object())),
+    "resource": lambda: Holds(model=Owner(model=linear())),
+    "arrays": lambda: (lambda array: {"a": array, "view": array[5:]})(np.zeros(500_000)),
 }
 
 
-@pytest.mark.parametrize("kind", [*SIZED, *KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_all_that_a_model_holds_counts_once(kind, caplog) -> None:
-    with ModelHost({**SIZED, **KINDS}[kind]) as host:
+    with ModelHost(KINDS[kind]) as host:
         host.load()
         assert host.status().nbytes == 4_000_000
-        report = host.unload()
-    if kind in KINDS:  # Ordinary models, of which all is freed.
-        assert report.freed_bytes["host"] == 4_000_000
-        assert caplog.records == []
+        host.unload()
+
+
+@pytest.mark.parametrize("load", [linear, KINDS["tuple"], Owner])
+def test_load_that_caches_or_returns_no_model_is_refused(load) -> None:
+    with ModelHost(lru_cache(load), name="cached", nbytes=1) as host:
+        host.load()
+        host.unload()
+        for _ in range(2):
+            with pytest.raises(TorchUtilsError, match="do not cache it"), host.lease():
+                pass
+            assert host.status().state == "unloaded"
+    with ModelHost(lambda: None) as host, pytest.raises(TypeError, match="returned None"):
+        host.load()
 
 
 def test_model_that_cannot_be_released_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,39 +149,6 @@ def test_model_that_cannot_be_released_is_logged(caplog: pytest.LogCaptureFixtur
     with ModelHost(Stub) as host:
         host.load()
     assert [record.getMessage()[:9] for record in caplog.records] == ["test_mode"]  # The unload.
-
-
-@pytest.mark.parametrize("kind", ["module", "tuple", "resource"])
-def test_cached_load_is_refused(kind: str) -> None:
-    load = {
-        "module": lru_cache(linear),
-        "tuple": lru_cache(KINDS["tuple"]),
-        "resource": lru_cache(Owner),
-    }[kind]
-    host = ModelHost(load, name="cached", nbytes=1)
-    host.load()
-    host.unload()
-    for _ in range(2):
-        with pytest.raises(TorchUtilsError, match="do not cache it"), host.lease():
-            pass
-        assert host.status().state == "unloaded"
-    host.close()
-
-
-def test_unload_keeps_a_backbone_that_another_host_uses() -> None:
-    backbone = linear()
-    one, other = (ModelHost(lambda: Holds(model=backbone)) for _ in range(2))
-    data = pytest.importorskip("torch").ones(1000)
-    with one, other, one.lease() as model:
-        before = model.model(data)
-        other.load()
-        other.unload()
-        assert (model.model(data) == before).all()
-
-
-def test_load_that_returns_no_model_is_refused() -> None:
-    with ModelHost(lambda: None) as host, pytest.raises(TypeError, match="returned None"):
-        host.load()
 
 
 class Model:
@@ -400,8 +342,7 @@ def test_garbage_collected_lease_ends() -> None:
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        (300, 300), (0.5, 0.5), ("90s", 90), ("10m", 600), ("1h", 3600), ("1.5m", 90),
-        ("250ms", 0.25), (" 10m ", 600), (-1, None), (-1.0, None), ("-1", None),
+        (0.5, 0.5), ("90s", 90), ("1h", 3600), ("1.5m", 90), ("250ms", 0.25), (-1, None),
     ],
 )  # fmt: skip
 def test_keep_alive_counts_from_end_of_last_lease(value, seconds) -> None:
@@ -433,17 +374,9 @@ def test_keep_alive_of_zero_unloads_after_block(value) -> None:
         assert (host.status().state, host.status().expires_in_s) == ("loaded", None)
 
 
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [
-        ("", ValueError), ("soon", ValueError), ("10", ValueError), ("1h30m", ValueError),
-        ("-5m", ValueError), ("5d", ValueError), ("m", ValueError), (-2, ValueError),
-        (float("nan"), ValueError), (float("inf"), ValueError), (None, TypeError),
-        (True, TypeError), ([], TypeError), (b"5m", TypeError),
-    ],
-)  # fmt: skip
-def test_wrong_keep_alive_error_lists_valid_forms(value, error) -> None:
-    with pytest.raises(error, match="90s") as caught:
+@pytest.mark.parametrize("value", ["", "10", "1h30m", "-5m", -2, float("nan"), None, True, b"5m"])
+def test_wrong_keep_alive_error_lists_valid_forms(value) -> None:
+    with pytest.raises((TypeError, ValueError), match="90s") as caught:
         ModelHost(int, keep_alive=value)
     assert repr(value) in str(caught.value)
 

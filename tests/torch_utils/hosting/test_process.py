@@ -74,10 +74,6 @@ def test_proxy_calls_methods_and_reads_attributes(host) -> None:
     assert host.status().state == "unloaded"
 
 
-def test_load_arguments_reach_the_process(shared) -> None:
-    assert shared.arguments == ("an argument",)
-
-
 @pytest.mark.parametrize("count", [0, 10, 100_000, 3_000_000])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_are_transferred_intact_and_writable(shared, count: int, order: str) -> None:
@@ -185,20 +181,16 @@ def test_end_during_a_call_raises_and_next_lease_restarts(host, capfd, how: str,
     assert (host.status().loads, host.status().unloads) == (2, 1)
 
 
-def test_next_call_notices_the_end_of_the_process(model) -> None:
-    child = model.fork()
-    os.kill(model.pid(), signal.SIGKILL)
-    with pytest.raises(ModelProcessError, match="SIGKILL"):
-        model.echo(1)
-    os.kill(child, signal.SIGKILL)
-
-
-def test_status_notices_the_end_of_the_process(host) -> None:
+def test_status_and_next_call_notice_the_end_of_the_process(host) -> None:
+    """Although a fork of the process has its descriptors."""
     with host.lease() as model:
-        pid = model.pid()
+        child, pid = model.fork(), model.pid()
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not is_there(pid))
         assert (host.status().state, host.status().nbytes) == ("unloaded", 0)
+        with pytest.raises(ModelProcessError, match="SIGKILL"):
+            model.echo(1)
+        os.kill(child, signal.SIGKILL)
 
 
 def test_call_timeout_kills_the_process(tmp_path: Path) -> None:
@@ -211,15 +203,6 @@ def test_call_timeout_kills_the_process(tmp_path: Path) -> None:
             with pytest.raises(ModelProcessError, match="has ended"):
                 model.echo(1)
         assert host.status().state == "unloaded"
-
-
-def test_process_outlives_the_thread_that_started_it(host) -> None:
-    thread = threading.Thread(target=host.load)
-    thread.start()
-    thread.join()
-    with host.lease() as model:
-        assert model.echo(1) == 1
-    assert host.status().loads == 1
 
 
 def test_cancelled_call_gives_up_the_answer_only(host, tmp_path: Path) -> None:
