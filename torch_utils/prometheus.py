@@ -41,6 +41,8 @@ _FAMILIES: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "model_unloads": (_COUNTER, "Unloads of a model, by reason.", ("model", "reason")),
     "model_load_duration_seconds": (_HISTOGRAM, "Duration of loads.", ("model",)),
     "model_loaded": (_GAUGE, "Whether a model is loaded.", ("model",)),
+    "model_asleep": (_GAUGE, "Whether a model sleeps in host memory.", ("model",)),
+    "model_bytes": (_GAUGE, "Memory of a loaded or sleeping model.", ("model", "device")),
     "model_leases": (_GAUGE, "Open leases of a model.", ("model",)),
     "release_duration_seconds": (_HISTOGRAM, "Duration of releases.", ()),
     "released_bytes": (_COUNTER, "Bytes that releases freed.", ("device",)),
@@ -152,7 +154,10 @@ class _Metrics:
             states["open_resources"][(entry.name,)] += entry.pid == os.getpid()
         for status in [host.status() for ref in HOSTS.valuerefs() if (host := ref())]:
             states["model_loaded"][(status.name,)] += status.state == "loaded"
+            states["model_asleep"][(status.name,)] += status.state == "asleep"
             states["model_leases"][(status.name,)] += status.leases
+            for device, nbytes in status.nbytes_by_device.items():
+                states["model_bytes"][status.name, device] += nbytes
         with self._lock:
             self._count()
             values: dict[str, Any] = {**self._counts, **states}

@@ -124,19 +124,6 @@ def test_fastapi_example_releases_its_model(
 
 
 @pytest.mark.slow
-def test_control_fastapi_without_lifespan_keeps_its_model(tmp_path: Path) -> None:
-    text = (EXAMPLES / "fastapi_service.py").read_text()
-    text = text.replace("@lifespan(deadline_s=20)\n", "").replace(
-        "app = FastAPI(lifespan=models)",
-        "HOST = ModelHost(load_model)\napp = FastAPI()\n",
-    )
-    text = text.replace("request.state.host", "HOST")
-    (tmp_path / "unsafe.py").write_text(text)
-    report = fastapi(tmp_path, "unsafe:app")
-    assert len(problems(tmp_path)) == 1, output_of(report)
-
-
-@pytest.mark.slow
 def test_threads_example_releases_both_models(tmp_path: Path) -> None:
     """One model makes room for the other, and SIGTERM closes the loaded one."""
     posts = [("/exact", b"a text"), ("/small", b"a text")]

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import traceback
+from functools import partial
 from multiprocessing import spawn
 from typing import Any
 
@@ -50,16 +51,9 @@ def _leave_signals_to_parent() -> None:
 
     The handler is Python's, because programs that the model starts would inherit SIG_IGN.
     """
-    pid = os.getpid()
-    former: dict[int, Any] = {}
-
-    def handle(number: int, frame: object) -> None:
-        if os.getpid() != pid:  # A fork of this process.
-            signal.signal(number, former[number])
-            os.kill(os.getpid(), number)
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        former[number] = signal.signal(number, handle)
+        former = signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=partial(signal.signal, number, former))
 
 
 def _die_with(lifeline: int) -> None:

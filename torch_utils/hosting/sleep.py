@@ -13,17 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 from torch_utils._memory import empty_caches
 from torch_utils._oom import clear_exception_frames
-from torch_utils._release.counting import (
-    PACKED,
-    Inventory,
-    name_of_device,
-    without_overrides,
-)
+from torch_utils._release.counting import PACKED, Inventory, name_of_device, without_overrides
 from torch_utils._release.objects import attributes_of, bases_of, find_in_class, name_of
 from torch_utils._release.roots import roots_of
 from torch_utils._report import StillHeld
@@ -46,20 +41,6 @@ _OBSTACLES = {
 }
 
 
-class _Moved(NamedTuple):
-    """A tensor that was moved to the host.
-
-    Attributes:
-        tensor: The object, which stays the same.
-        key: Its storage in host memory. It has another one if the program moved it meanwhile.
-        device: Where it belongs.
-    """
-
-    tensor: ref[Any]
-    key: int
-    device: Any
-
-
 class Offloaded:
     """What `offload` moved to host memory, and the way back.
 
@@ -69,16 +50,16 @@ class Offloaded:
         nbytes: The bytes that were moved, by device.
         host_bytes: What they take on the host. torch rounds each block of pinned memory up to a
             power of two.
-        is_pinned: Whether all of it is pinned.
         left: What stayed on a device, because something else refers to it.
     """
 
     def __init__(self) -> None:
         self.nbytes: dict[str, int] = {}
-        self.host_bytes = 0
-        self.is_pinned = True
+        self.host_bytes: int = 0
         self.left: tuple[StillHeld, ...] = ()
-        self._moved: list[_Moved] = []
+        # Tensors, their storages in host memory, and the devices where they belong. A tensor has
+        # another storage if the program moved it meanwhile.
+        self._moved: list[tuple[ref[Any], int, Any]] = []
         self._lock = threading.Lock()
 
     def restore(self) -> bool:
@@ -99,10 +80,10 @@ class Offloaded:
             torch: Any = import_torch()
             with without_overrides(torch):
                 groups: defaultdict[tuple[int, Any], list[Any]] = defaultdict(list)
-                for moved in self._moved:
-                    tensor = moved.tensor()
-                    if tensor is not None and _key_of(torch, tensor) == moved.key:
-                        groups[moved.key, moved.device].append(tensor)
+                for find, key, device in self._moved:
+                    tensor = find()
+                    if tensor is not None and _key_of(torch, tensor) == key:
+                        groups[key, device].append(tensor)
                 _move(torch, list(groups.values()), [device for _, device in groups])
             self._moved = []
             return True
@@ -164,11 +145,11 @@ def offload(*objects: Any) -> Offloaded:
         _move(torch, groups, [None] * len(groups))
         for group, device in zip(groups, devices, strict=True):
             storage = torch.Tensor.untyped_storage(group[0])
-            nbytes, name, is_pinned = storage.nbytes(), name_of_device(device), storage.is_pinned()
-            offloaded.is_pinned &= is_pinned
-            offloaded.host_bytes += 1 << (nbytes - 1).bit_length() if is_pinned else nbytes
+            nbytes, name = storage.nbytes(), name_of_device(device)
+            rounded = 1 << (nbytes - 1).bit_length()
+            offloaded.host_bytes += rounded if storage.is_pinned() else nbytes
             offloaded.nbytes[name] = offloaded.nbytes.get(name, 0) + nbytes
-            offloaded._moved += [_Moved(ref(one), storage._cdata, device) for one in group]
+            offloaded._moved += [(ref(one), storage._cdata, device) for one in group]
         offloaded.left = finder.left()
     if groups:
         empty_caches()

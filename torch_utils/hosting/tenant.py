@@ -123,7 +123,7 @@ class ThreadTenant:
             del model  # Its last reference may be this one.
             gc.collect()
             self.report = replace(release(), errors=(problem,))
-        if offloaded is not None and offloaded.is_pinned:  # torch keeps that memory.
+        if offloaded is not None:  # torch keeps pinned memory.
             query(partial(CUDA_STEPS["pinned host memory"], torch), False, "pinned memory")
 
 

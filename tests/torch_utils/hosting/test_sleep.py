@@ -30,7 +30,10 @@ from torch_utils import (
 from torch_utils.hosting import sleep
 
 torch = pytest.importorskip("torch")
+client = pytest.importorskip("prometheus_client")
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+
+from torch_utils.prometheus import register  # noqa: E402
 
 MB = 1 << 20
 WAIT_S = 60.0
@@ -279,6 +282,8 @@ def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model() -> None:
                 assert host.status().state == "loaded"
             wait_for(lambda: host.status().state == "asleep")
         assert host.status().loads == 1
+    registry = client.CollectorRegistry()
+    register(registry)
     with ModelHost(Net, keep_alive=0, idle="sleep") as host:
         with host.lease() as model:
             ids = list(map(id, model.tensors()))
@@ -288,6 +293,10 @@ def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model() -> None:
         assert host.status().state == "asleep"
         status = host.status()
         assert memory.is_gone()
+        labels = {"model": "Net"}
+        assert registry.get_sample_value("torch_utils_model_asleep", labels) == 1
+        on_host = registry.get_sample_value("torch_utils_model_bytes", labels | {"device": "host"})
+        assert on_host == status.nbytes
         assert status.nbytes == sum(status.nbytes_by_device.values()) > 0
         assert (status.loads, status.unloads, status.expires_in_s) == (1, 0, None)
         assert host.wake() and not host.wake()
