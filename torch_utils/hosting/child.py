@@ -111,7 +111,7 @@ class _Server:
                 error = pickle.PicklingError(what)
             return _failure(error)
 
-    def _call(self, kind: Any, name: Any, *rest: Any) -> Any:
+    def _call(self, kind: str, name: Any = "", *rest: Any) -> Any:
         if kind == "start":
             return self._start(name, *rest)
         if kind == "sleep":

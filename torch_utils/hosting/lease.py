@@ -73,7 +73,7 @@ class _Lease(Generic[M]):
         call = object()
         try:
             self._calls.add(call)
-            return process.ask(request, self.ensure_open, self._timeout_s)
+            return process.ask(*request, check=self.ensure_open, wait_s=self._timeout_s)
         finally:
             self._calls.discard(call)
             if self._has_ended and not self._calls:  # This was an abandoned call.

@@ -115,7 +115,7 @@ class ModelProcess:
     ) -> None:
         self.name = name
         self.report: CleanupReport = CleanupReport()
-        self.inventory: Inventory = Inventory()  # Callers keep nothing of it.
+        self.inventory: Any = Inventory()  # Callers keep nothing of it.
         self._device_bytes: dict[str, int] = {}  # that it had reserved at its last answer
         self._asleep_bytes = 0  # of its host memory, which belong on a device
         self._load = load
@@ -128,7 +128,6 @@ class ModelProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._lifeline: FileIO | None = None
-        self._child_descriptors: list[int] = []  # while it starts
 
     @property
     def model(self) -> ModelProcess:
@@ -155,14 +154,13 @@ class ModelProcess:
             self.kill()
             raise
         try:
-            start = "start", list(sys.argv), _main_module(), self._load
-            self._exchange(messages.dump(start), None)
+            self.ask("start", list(sys.argv), _main_module(), self._load)
         except BaseException:  # Without a model the process has nothing to do.
             self.end()
             raise
 
     def _start(self) -> None:
-        descriptors = self._child_descriptors
+        descriptors: list[int] = []
         try:
             self._connection, connection = socket.socketpair()
             descriptors.append(connection.detach())
@@ -182,8 +180,8 @@ class ModelProcess:
         except OSError as error:
             raise ModelProcessError(f"cannot start a process for {self.name}: {error}") from error
         finally:
-            while descriptors:
-                os.close(descriptors.pop())
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     @property
     def pid(self) -> int:
@@ -224,12 +222,12 @@ class ModelProcess:
 
     def sleep(self) -> str:
         """Move its model to host memory; return why that is impossible, or an empty string."""
-        self._asleep_bytes, reason = self._exchange(messages.dump(("sleep", "")), None)
+        self._asleep_bytes, reason = self.ask("sleep")
         return str(reason)
 
     def wake(self) -> None:
         """Move its model back to its devices. If that raises, it is still asleep as a whole."""
-        self._exchange(messages.dump(("wake", "")), None)
+        self.ask("wake")
         self._asleep_bytes = 0
 
     def close(self) -> None:
@@ -244,16 +242,14 @@ class ModelProcess:
             after=memory_snapshot(),
         )
 
-    def ask(
-        self,
-        request: tuple[Any, ...],
-        check: Callable[[], None] | None = None,
-        wait_s: float | None = None,
-    ) -> Any:
-        """Send a request, ``("call", name, arguments, keywords)`` or ``("get", name)``.
+    def ask(self, *request: Any, check: Any = None, wait_s: float | None = None) -> Any:
+        """Send a request when no other one is being answered, and return the answer's value.
+
+        The process is killed if an interrupt or the limit of a call ends the wait for the answer.
 
         Args:
-            request: The request.
+            *request: "call", a name, arguments and keywords; "get" and a name; "start" and what
+                `load` sends; "sleep" or "wake".
             check: Called when no other request runs; raises if this one is no longer wanted.
             wait_s: How long to wait for the calls of other threads; None for no limit.
 
@@ -270,19 +266,6 @@ class ModelProcess:
                 f"sent there ({repr_of(error)}); pass plain objects, arrays, and functions and "
                 'classes of a module, or use isolation="thread"'
             ) from error
-        return self._exchange(message, self._call_timeout_s, check, wait_s)
-
-    def _exchange(
-        self,
-        message: Message,
-        limit_s: float | None,
-        check: Any = None,
-        wait_s: float | None = None,
-    ) -> Any:
-        """Send a message when no other one is being answered, and return the answer's value.
-
-        The process is killed if an interrupt or the limit ends the wait for the answer.
-        """
         if self._pid != getpid():
             raise ModelProcessError(
                 f"the process of {self.name} belongs to process {self._pid}, and this process is "
@@ -301,6 +284,7 @@ class ModelProcess:
                 raise self._closed_error()
             try:
                 self._is_busy = True
+                limit_s = self._call_timeout_s if request[0] in ("call", "get") else None
                 deadline = None if limit_s is None else time.monotonic() + limit_s
                 messages.send(self._connection, message, deadline)
                 answer = messages.receive(self._connection, deadline)
@@ -397,8 +381,6 @@ class ModelProcess:
     def forget(self) -> None:
         """In a forked child: close the copies of the descriptors, and leave the process alone."""
         self._close_descriptors()
-        while self._child_descriptors:
-            os.close(self._child_descriptors.pop())
         if self._child is not None:
             self._child.returncode = 0  # Not a child of this process.
 

@@ -138,7 +138,7 @@ class Tenancy:
         self.name = name
         self.keep_alive_s = keep_alive_s
         self.max_leases = max_leases
-        self.changed = threading.Condition()
+        self.changed: threading.Condition = threading.Condition()
         self.start_over(is_closing=False)
 
     def start_over(self, is_closing: bool) -> None:
@@ -149,11 +149,12 @@ class Tenancy:
         self.transition: Transition | None = None
         self.leases: dict[Holder, None] = {}
         self.waiting: set[Holder] = set()
-        self.is_closing = is_closing
-        self.idle_since = 0.0
+        self.is_closing: bool = is_closing
+        self.idle_since: float = 0.0
         self._was_leased = False  # A keep_alive of 0 keeps a model that was loaded beforehand.
         self._lease_end: Transition | None = None
-        self.loads = self.unloads = 0
+        self.loads: int = 0
+        self.unloads: int = 0
         self.last_error: str | None = None
 
     # What the state is

@@ -40,7 +40,7 @@ class ThreadTenant:
     def __init__(self, name: str, load: Callable[[], Any]) -> None:
         self.report: CleanupReport = CleanupReport()
         self.model: Any = None
-        self.inventory = Inventory()
+        self.inventory: Any = Inventory()
         self._name = name
         self._make = load
         self._blocks: Blocks = {}

@@ -107,6 +107,7 @@ def test_stored_oom_error_keeps_no_memory(device: Any) -> None:
     safe_cuda_empty_cache()
     assert device.reserved_bytes() - before > 0.4 * capacity
     stored = None
+    safe_cuda_empty_cache()
     try:
         with SafePyTorchCleanup(thorough=True) as scope:
             model = scope.manage(load(device))
