@@ -18,7 +18,7 @@ from tests.support.other_pythons import other_pythons
 from tests.support.tiny_model import write_tiny_model
 from tests.support.zygotes import ZYGOTES
 
-pytest_plugins = ["pytester", "tests.support.second_try"]
+pytest_plugins = ["pytester"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two workers on two cores: threads of torch that wait for each other by spinning keep those from
 # running that they wait for. Sleeping instead makes the tests with torch three times as fast.
