@@ -127,7 +127,7 @@ def check(
         except OSError as error:
             raise CheckerError(f"the checker failed while the program ran: {error}") from error
         finally:
-            run.close()
+            run.keeper.close()  # It ends what still runs, and removes the folder.
     counted = [finding for finding in findings if not is_ignored(finding)]
     return ExitReport(
         command=tuple(words),

@@ -28,7 +28,7 @@ _EPILOG = """\
 exit codes: 0 clean exit; 120 the program's code is 0 but its exit was not clean; 124 timeout;
 125 wrong usage or checker error; 126 not executable; 127 not found; else the program's own code,
 or 128+n for signal n. [tool.clean-exit] in pyproject.toml sets defaults."""
-SETTINGS = {
+SETTINGS: dict[str, type] = {
     **dict.fromkeys(("timeout", "max-shutdown"), float),
     **dict.fromkeys(("resource-warnings", "github"), bool),
     **dict.fromkeys(("children", "report-json"), str),
@@ -170,9 +170,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not command:
         parser.error("there is no command to run")
-    moments = (options.stop_after_s, options.stop_when)
-    if moments.count(None) != (2 if options.stop_signal is None else 1):
-        parser.error("--stop-signal needs either --stop-after or --stop-when, and both need it")
     if options.report_json is not None:
         # Checked before the program runs, so that no report is lost after it.
         try:

@@ -33,7 +33,8 @@ class Keeper:
     def __init__(self, control: int) -> None:
         self._control = control
         self._pid = None
-        self._is_ended = self._is_alone = self.is_leaving = False
+        self._is_ended = self._is_alone = False
+        self.is_leaving: bool = False
         self._rest = b""
         self._of_group = 0, [], 0.0  # the last signal that was sent to the group
 

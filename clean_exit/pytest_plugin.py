@@ -77,41 +77,20 @@ def _record_session(session: pytest.Session, change: int) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Keep the test of an inner pytest: the session has selected it and seen its skip marks."""
+    """Keep the test of an inner pytest: the session has selected it."""
     every = list(items)
     yield
     if config.stash[_only_test]:
         items[:] = every
-        for node in {node for item in every for node in item.listchain()}:
-            node.own_markers[:] = [m for m in node.own_markers if m.name not in ("skip", "skipif")]
 
 
-@pytest.hookimpl(hookwrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Replace the body of a marked test, and its setup, by a run in an inner pytest."""
     marker, config = item.get_closest_marker("clean_exit"), item.config
-    if config.stash[_only_test]:
-        yield from _refuse_to_skip(item)
-        return
-    if marker is not None and not config.getoption("setuponly", False):
+    if marker and not config.stash[_only_test] and not config.getoption("setuponly", False):
         item.setup = item.teardown = lambda: None  # type: ignore[method-assign]
         item.runtest = lambda: _run_in_inner_pytest(item, marker)  # type: ignore[method-assign]
-    yield
-
-
-def _refuse_to_skip(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that a plugin skips before its setup: in the session that plugin did not."""
-    setup, begun = item.setup, []
-
-    def begin() -> None:
-        begun.append(item)
-        setup()
-
-    item.setup = begin  # type: ignore[method-assign]
-    outcome: Any = yield
-    if outcome.excinfo and issubclass(outcome.excinfo[0], pytest.skip.Exception) and not begun:
-        reason = f"a plugin skips it in the fresh interpreter only: {outcome.excinfo[1]}"
-        outcome.force_exception(pytest.fail.Exception(reason, pytrace=False))
 
 
 def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:

@@ -56,7 +56,6 @@ class Record:
         findings: The findings of all processes.
         errors: The number of errors of each type, to recognise their messages on stderr.
         shared_memory: The names of the shared memory blocks that were created and not removed.
-        joined_s: The time in which multiprocessing's atexit callback waited for processes.
         unfinished_sessions: The number of pytest sessions that have begun and not ended.
         slow_stacks: The stacks of the program when its shutdown became slow.
         crash_stacks: The stacks that faulthandler wrote when the program crashed.
@@ -70,7 +69,6 @@ class Record:
     findings: list[Finding] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     shared_memory: set[str] = field(default_factory=set)
-    joined_s: float = 0.0
     unfinished_sessions: int = 0
     slow_stacks: str = ""
     crash_stacks: str = ""
@@ -82,7 +80,7 @@ class Record:
         if kind == "start":
             self.commands[entry.pid] = str(fields[0])
             if is_program:  # The process may become another Python program by exec.
-                self.atexit_s, self.joined_s, self.unfinished_sessions = None, 0.0, 0
+                self.atexit_s, self.unfinished_sessions = None, 0
         elif kind in ("unraisable", "thread"):
             self.findings.append(self._error(entry))
             self.errors[fields[-3].rpartition(".")[2]] += 1
@@ -110,8 +108,6 @@ class Record:
             self.shared_memory.add(str(fields[0]))
         elif kind == "shared-memory-removed":
             self.shared_memory.discard(str(fields[0]))
-        elif is_program and kind == "joined":
-            self.joined_s += float(fields[0])
         if is_program and kind == "atexit":
             self.atexit_s = entry.time_s
         if is_program and kind in ("start", "main-ended", "atexit", "teardown"):

@@ -118,14 +118,7 @@ def summarise(report: ExitReport) -> str:
         code = f"the program was killed by {signal_name(-report.returncode)}"
     else:
         code = f"the program's exit code is {report.returncode}"
-        if report.returncode == UNCLEAN and any(map(_is_about_output, report.findings)):
-            code += " by Python itself, which could not write its output"
     took = f"took {report.duration_s:.2f} s"
     if report.shutdown_s is not None:
         took += f", including {report.shutdown_s:.2f} s of shutdown"
     return f"{verdict}; {code} ({took})"
-
-
-def _is_about_output(finding: Finding) -> bool:
-    text = str(finding)
-    return finding.id == "unraisable" and ("TextIOWrapper" in text or "flushing sys." in text)

@@ -116,15 +116,15 @@ class Outcome:
 
     @property
     def shutdown_s(self) -> float | None:
-        """The duration of the shutdown in seconds, without the wait for processes that work.
+        """The duration of the shutdown in seconds.
 
         It begins with the stop signal, or when threads were joined. The shutdown of a child
         process is a part of the program's work.
         """
-        began, joined_s = self.stopped_s, 0.0
+        began = self.stopped_s
         if began is None and self.own_record:
-            began, joined_s = self.record.atexit_s, self.record.joined_s
-        return None if began is None else max(0.0, self.ended_s - began - joined_s)
+            began = self.record.atexit_s
+        return None if began is None else max(0.0, self.ended_s - began)
 
 
 class Run:
@@ -221,10 +221,6 @@ class Run:
         self.outcome.returncode = -signal.SIGKILL if code is None else code
         self.outcome.ended_s = self.keeper.ended_s or time.monotonic()
         self.outcome.record = read_record(self._folder, self.keeper.pid)
-
-    def close(self) -> None:
-        """End the keeper, which ends what still runs and removes the folder."""
-        self.keeper.close()
 
     def forward_signal(self, number: int, sender: Sender) -> bool:
         """Pass on a signal of this process unless its group has it; callable from any thread.

@@ -31,14 +31,13 @@ def install(events, max_shutdown_s):
     state = {"phase": "main", "audited": False, "forked": False}
     record = globals()["record"] = _make_record(events, state, time.monotonic)
     record("start", " ".join(getattr(sys, "orig_argv", ()))[:_COMMAND])
-    open_own_stacks, arm, disarm = _offer_stacks(os.path.dirname(events), max_shutdown_s)
+    open_own_stacks, arm = _offer_stacks(os.path.dirname(events), max_shutdown_s)
     note, forget = _make_note(record)
     hook = _watch_unraisable(note, state)
 
     def begin_atexit():
         state["phase"] = "atexit"
         record("atexit")
-        _leave_out_joins(record, arm, disarm, time.monotonic)
         arm()
 
     def end_atexit(_record_group=_record_group):
@@ -90,8 +89,8 @@ def _make_record(path, state, monotonic):
 def _offer_stacks(folder, max_shutdown_s):
     """Make faulthandler write all stacks after a crash, a slow shutdown or the checker's signal.
 
-    Returns functions that give a forked child its own file, and start and stop the time of the
-    shutdown. faulthandler waits in a thread that needs no interpreter.
+    Returns functions that give a forked child its own file, and start the time of the shutdown.
+    faulthandler waits in a thread that needs no interpreter.
     """
     number = identity = None
     is_enabled = False
@@ -149,8 +148,8 @@ def _offer_stacks(folder, max_shutdown_s):
         faulthandler.dump_traceback_later = dump_traceback_later
         open_own()
     except Exception:  # This Python has no faulthandler.
-        return (lambda: None,) * 3
-    return open_own, arm, faulthandler.cancel_dump_traceback_later
+        return (lambda: None,) * 2
+    return open_own, arm
 
 
 def _free_number():
@@ -320,27 +319,6 @@ def _watch_logs(record, note):
         logger = logging.root.manager.loggerDict.get(name)
         if hasattr(logger, "addFilter"):  # A filter leaves no frame on the stack of the handlers.
             logger.addFilter(note_logged)
-
-
-def _leave_out_joins(record, arm, disarm, monotonic):
-    """Record how long multiprocessing's atexit callback waits for processes that still work."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is None:
-        return
-    usual, frame = process.BaseProcess.join, sys._getframe
-
-    def join(self, timeout=None):
-        if frame(1).f_code.co_name != "_exit_function":
-            return usual(self, timeout)
-        disarm()
-        started_s = monotonic()
-        try:
-            return usual(self, timeout)
-        finally:
-            record("joined", monotonic() - started_s)
-            arm()
-
-    process.BaseProcess.join = join
 
 
 def _process_group(_modules=sys.modules):

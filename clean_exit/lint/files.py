@@ -108,8 +108,3 @@ def parse(path: str, data: bytes) -> Source:
             return Source(path, data, ast.parse(data, filename=path))
     except (ValueError, LookupError) as error:  # A null byte, or a codec that is not of text.
         raise SyntaxError(str(error)) from None
-
-
-def may_have_findings(data: bytes) -> bool:
-    """Whether a file is worth parsing, which takes ten times as long as reading it."""
-    return b"__del__" in data or (b"finalize" in data and b"weakref" in data)

@@ -57,11 +57,6 @@ class Finding:
         """The command that explains the rule and how to fix the code."""
         return f"clean-exit-lint --explain {self.rule}"
 
-    @property
-    def code(self) -> str:
-        """The code of the rule for flake8."""
-        return RULES[self.rule].code
-
     def to_json(self) -> dict[str, object]:
         """Return the finding as an entry of the JSON format."""
         shown = {name: value for name, value in vars(self).items() if name != "code_line"}

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from clean_exit.lint.files import Source
+from clean_exit.lint.findings import RULES
 from clean_exit.lint.linter import check_source
 
 
@@ -25,4 +26,5 @@ class Plugin:
     def run(self) -> Iterator[tuple[int, int, str, type[Plugin]]]:
         """Yield the line, the column from 0, and the text of each finding."""
         for one in check_source(self._source):
-            yield one.line, one.column - 1, f"{one.code} {one.rule}: {one.message}", Plugin
+            text = f"{RULES[one.rule].code} {one.rule}: {one.message}"
+            yield one.line, one.column - 1, text, Plugin

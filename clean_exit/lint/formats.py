@@ -21,8 +21,11 @@ _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 def to_text(result: Result, *, sums_up: bool = True) -> str:
     """Format findings for people, with a summary in the last line if `sums_up`."""
     lines = []
-    for finding in result.findings:
-        lines += [*_lines(finding), ""]
+    for one in result.findings:
+        lines.append(f"{one.path}:{one.line}:{one.column}: {one.rule}: {one.message}")
+        if code := one.code_line.strip()[:_WIDEST]:
+            lines.append(f"  | {code}")
+        lines += [f"  see {one.help}", ""]
     return "\n".join([*lines, summary(result)] if sums_up else lines[:-1])
 
 
@@ -39,13 +42,6 @@ def summary(result: Result) -> str:
 def counted(count: int, word: str) -> str:
     """Return a number with its noun, in the singular or plural."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
-def _lines(finding: Finding) -> list[str]:
-    place = f"{finding.path}:{finding.line}:{finding.column}"
-    code = finding.code_line.strip()[:_WIDEST]
-    lines = [f"{place}: {finding.rule}: {finding.message}", f"  | {code}", f"  see {finding.help}"]
-    return lines if code else [lines[0], lines[2]]
 
 
 def to_github(result: Result) -> str:
@@ -88,19 +84,16 @@ def to_sarif(result: Result) -> str:
 
 def _result(finding: Finding) -> dict[str, Any]:
     region: dict[str, Any] = {"startLine": finding.line, "startColumn": finding.column}
-    place = {"artifactLocation": {"uri": _uri(finding.path)}, "region": region}
+    path = PurePath(finding.path)  # A relative path stays relative.
+    is_whole = path.is_absolute()
+    uri = path.as_uri() if is_whole else quote_from_bytes(os.fsencode(path.as_posix()))
+    place = {"artifactLocation": {"uri": uri}, "region": region}
     return {
         "ruleId": finding.rule,
         "level": "warning",
         "message": {"text": finding.message},
         "locations": [{"physicalLocation": place}],
     }
-
-
-def _uri(path: str) -> str:
-    """Return a path as a URI; a relative path stays relative."""
-    pure = PurePath(path)
-    return pure.as_uri() if pure.is_absolute() else quote_from_bytes(os.fsencode(pure.as_posix()))
 
 
 WRITERS: dict[str, Callable[[Result], str]] = {

@@ -145,7 +145,9 @@ def find_waits(cls: Destructible) -> Found:
         target, method = cls.module.dotted(node.func), last_name(node.func)
         if method in {"kill", "terminate"} and isinstance(node.func, ast.Attribute):
             ended.add(ast.unparse(node.func.value))
-        if _SLOW.fullmatch(target) or (target == "time.sleep" and _is_long(node)):
+        seconds = getattr(node.args[0], "value", None) if node.args else None
+        is_long = isinstance(seconds, (int, float)) and seconds > _SHORT_S
+        if _SLOW.fullmatch(target) or (target == "time.sleep" and is_long):
             yield visit, f"{target}() blocks the thread that drops the object"
         elif target in {"os.wait", "os.waitpid", "signal.pause"}:
             if "WNOHANG" not in ast.unparse(node):
@@ -164,12 +166,6 @@ def find_waits(cls: Destructible) -> Found:
             is_method = own_attribute(visit.function, node.func) in cls.methods
             if name not in ended and not is_method and not isinstance(holder, ast.Constant):
                 yield visit, f"{name}.{method}() has no timeout"
-
-
-def _is_long(node: ast.Call) -> bool:
-    """Whether a call sleeps for more than a moment, and not for a time that a loop computes."""
-    seconds = getattr(node.args[0], "value", None) if node.args else None
-    return isinstance(seconds, (int, float)) and seconds > _SHORT_S
 
 
 def _has_limit(visit: Visit, first: int, tested: set[str]) -> bool:

@@ -15,9 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clean_exit import ENTRY_POINTS, FINDINGS, RULES, check, lint, lint_main, main
+from clean_exit import FINDINGS, check
+from clean_exit.cli import main
+from clean_exit.lint import RULES
+from clean_exit.lint import check as lint
+from clean_exit.lint.cli import main as lint_main
 from tests.support.programs import ROOT
 
+ENTRY_POINTS = {
+    ("console_scripts", "clean-exit"): "clean_exit.cli:main",
+    ("console_scripts", "clean-exit-lint"): "clean_exit.lint.cli:main",
+    ("pytest11", "clean_exit"): "clean_exit.pytest_plugin",
+    ("flake8.extension", "CEX"): "clean_exit.lint.flake8_plugin:Plugin",
+}
 HANGS_S = 5  # The timeout of a program that never ends.
 Main = Callable[[Sequence[str]], int]
 

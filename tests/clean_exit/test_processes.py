@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clean_exit import CHECKER, ENVIRONMENT, QUIET, check, run_command, shell
+from clean_exit import check
+from tests.support.clean_exit import CHECKER, ENVIRONMENT, QUIET, run_command, shell
 from tests.support.waiting import is_there, wait_for
 
 

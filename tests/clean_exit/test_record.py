@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clean_exit import check
+from clean_exit import check
 
 MANY = """
 class A:
@@ -41,8 +41,6 @@ if __name__ == "__main__":
     how, *child = sys.argv[1:]
     if how == "subprocess":
         subprocess.run(child)
-    elif how == "none":
-        work()
     else:
         child = multiprocessing.get_context(how).Process(target=work)
         child.start()
@@ -57,10 +55,9 @@ COMMAND = " ".join([sys.executable, "-c", *CODE.split()])[:100]
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("none", ""),
         ("subprocess", COMMAND),
         ("fork", "a forked process"),
-        ("spawn", "multiprocessing.spawn"),
+        pytest.param("spawn", "multiprocessing.spawn", marks=pytest.mark.slow),
     ],
 )
 def test_error_in_a_child_has_its_id_and_command_line(
@@ -72,46 +69,23 @@ def test_error_in_a_child_has_its_id_and_command_line(
     (finding,) = report.findings
     assert (finding.id, finding.pid) == ("unraisable", int(report.stdout)), report
     assert finding.summary.startswith("ValueError: dirty in ")
-    if how == "none":
-        assert finding.process == ""
-        assert "in process" not in str(finding)
-    else:
-        assert expected in " ".join(finding.process.split())
-        assert f"in process {finding.pid}: {finding.process}" in str(finding)
+    assert expected in " ".join(finding.process.split())
+    assert f"in process {finding.pid}: {finding.process}" in str(finding)
 
 
 CRASHES = """
-import multiprocessing, os, subprocess, sys
-def work(): os.kill(os.getpid(), int(sys.argv[2]))
-if __name__ == "__main__":
-    if sys.argv[1] == "subprocess":
-        code = "import os; os.kill(os.getpid(), %s)" % sys.argv[2]
-        child = subprocess.Popen([sys.executable, "-c", code])
-        child.wait()
-        print(child.returncode, vars(child)["returncode"])
-    else:
-        child = multiprocessing.get_context(sys.argv[1]).Process(target=work)
-        child.start()
-        child.join()
-        print(child.exitcode)
+import subprocess, sys
+code = "import os; os.kill(os.getpid(), %s)" % sys.argv[1]
+print(subprocess.run([sys.executable, "-c", code]).returncode)
 """
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "subprocess",
-        *(pytest.param(h, marks=pytest.mark.slow) for h in ("fork", "spawn")),
-    ],
-)
-def test_crashed_python_child_is_reported_with_its_stack(how: str, tmp_path: Path) -> None:
+def test_crashed_python_child_is_reported_with_its_stack() -> None:
     """A child that its parent terminates is not."""
-    program = tmp_path / "crashes.py"
-    program.write_text(CRASHES)
     for number, found in (("11", ["crash"]), ("15", [])):
-        report = check([sys.executable, str(program), how, number])
+        report = check(["-c", CRASHES, number])
         assert report.returncode == 0
-        assert report.stdout.split()[0] == f"-{number}"
+        assert report.stdout == f"-{number}\n"
         assert [finding.id for finding in report.findings] == found, report
         for finding in report.findings:
             assert finding.summary == "a process that it started crashed: Segmentation fault"

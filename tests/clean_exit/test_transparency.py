@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clean_exit import CHECKER, QUIET, check, run_command
+from clean_exit import check
+from tests.support.clean_exit import CHECKER, QUIET, run_command
 from tests.support.other_pythons import other_pythons
 
 PYTHONS = {"this": sys.executable, **other_pythons()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.clean_exit import ExitReport, check
+from clean_exit import ExitReport, check
 
 PYTHON = sys.executable
 _BIN = sysconfig.get_path("scripts")

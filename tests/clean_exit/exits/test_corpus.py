@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from clean_exit import FINDINGS, ExitReport, check
 from tests.clean_exit.exits.corpus import CLEAN, CORPUS, HANGS, NO_PROBE, SLOW, Pair
-from tests.support.clean_exit import FINDINGS, ExitReport, check
 from tests.support.other_pythons import other_pythons
 
 PYTHONS = {"this": sys.executable, **other_pythons()}
@@ -113,42 +112,3 @@ def test_clean_twin_is_not(pair: Pair, version: str, tmp_path: Path) -> None:
 def test_what_only_looks_dirty_is_clean(name: str, version: str, tmp_path: Path) -> None:
     report = run(Pair("", name, CLEAN[name]), "clean", PYTHONS[version], tmp_path)
     assert report.clean, f"{report}\n{report.stderr}"
-
-
-def test_exit_code_alone_tells_nothing(tmp_path: Path) -> None:
-    """The control: these programs say 0, which is why there is a checker."""
-    silent = {"unraisable", "atexit-error", "thread-error"}
-    path = tmp_path / "program.py"
-    for pair in (pair for pair in CORPUS if str(pair) in SAMPLES and pair.id in silent):
-        path.write_text(pair.source("dirty"))
-        done = subprocess.run(
-            pair.line(sys.executable, str(path)), capture_output=True, check=False
-        )
-        assert done.returncode == 0, pair
-
-
-@pytest.mark.slow
-def test_clean_runs_under_load(tmp_path: Path) -> None:
-    """More runs at once than cores, beside busy processes: no alarm."""
-    burners = [
-        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
-        for _ in range(os.cpu_count() or 2)
-    ]
-    names = ["prints", "uses real finalizers", "has a daemon thread", "prints a caught traceback"]
-    pairs = [Pair("", name, CLEAN[name]) for name in names]
-    pairs.append(next(pair for pair in CORPUS if pair.id == "leaked-shared-memory"))
-
-    def once(number: int) -> ExitReport:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        return run(pairs[number % len(pairs)], "clean", sys.executable, folder)
-
-    try:
-        with ThreadPoolExecutor(8) as executor:
-            reports = list(executor.map(once, range(100)))
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
-    alarms = [report for report in reports if not report.clean or report.exit_code]
-    assert not alarms, "\n".join(map(str, alarms))

@@ -1,4 +1,4 @@
-"""Bases in other files, and files that cannot be read or parsed."""
+"""Files that cannot be read or parsed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clean_exit import LintResult, lint, python_files
-
-
-def lint_files(folder: Path, **files: str) -> LintResult:
-    """Write files, ``_S_`` in their names for a slash, and check them all."""
-    for name, source in files.items():
-        path = folder / f"{name.replace('_S_', '/')}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source)
-    return lint(python_files([str(folder)]))
-
-
-def test_circular_imports_and_classes_end(tmp_path: Path) -> None:
-    result = lint_files(
-        tmp_path,
-        a="from b import X\nclass Y(X):\n    def __del__(self):\n        import os\n",
-        b="from a import Y\nclass X(Y): ...\nclass C(C):\n    def __del__(self):\n        f()\n"
-        "def f():\n    g()\ndef g():\n    f()\n",
-    )
-    assert [one.rule for one in result.findings] == ["import"]
-
+from clean_exit.lint import check as lint
+from clean_exit.lint import python_files
 
 DIRTY = "class A:\n    def __del__(self):\n        import os\n"
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.clean_exit import ENTRY_POINTS
+from clean_exit.lint.flake8_plugin import Plugin
 
 pytest.importorskip("flake8")
 
@@ -50,8 +49,6 @@ def test_flake8_reports_the_rules_and_applies_noqa(tmp_path: Path) -> None:
 
 
 def test_plugin_works_without_source_lines() -> None:
-    module, _, name = ENTRY_POINTS["flake8.extension", "CEX"].partition(":")
-    Plugin = getattr(importlib.import_module(module), name)
     found = list(Plugin(ast.parse(DIRTY), "x.py", DIRTY.splitlines(keepends=True)).run())
     assert [(line, text[:6]) for line, _, text, _ in found] == [
         (3, "CEX001"), (4, "CEX001"), (5, "CEX004"),

@@ -1,30 +1,44 @@
-"""The linter finds what the comments of dirty programs name, and nothing in clean ones."""
+"""The linter finds what the comments of dirty programs name, and nothing in clean ones.
+
+`rules` has a file of programs for each rule. ``### dirty: NAME`` or ``### clean: NAME`` begins a
+program. At the end of a line, ``# <- RULE`` names a rule that has to be found there.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.clean_exit.lint.marked_programs import found, marks, read_programs
-from tests.support.clean_exit import RULES
-
-PROGRAMS = {f"{rule}: {name}": text for rule in RULES for name, text in read_programs(rule).items()}
+from clean_exit.lint import RULES, check
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_findings_are_where_the_marks_are(name: str, tmp_path: Path) -> None:
-    expected = marks(PROGRAMS[name])
-    assert bool(expected) == (": dirty: " in name)
-    assert found(PROGRAMS[name], tmp_path) == expected
+def read_programs(rule: str) -> dict[str, str]:
+    text = (Path(__file__).parent / "rules" / f"{rule}.txt").read_text("utf-8")
+    _, *parts = re.split(r"^### (.*)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_alone_finds_its_marks(rule: str, tmp_path: Path) -> None:
-    """Without the rule exactly these are missed: the control of the test above."""
-    dirty = [text for name, text in PROGRAMS.items() if (rule in {r for _, r in marks(text)})]
-    assert len(dirty) >= 4
-    for text in dirty:
-        own = {one for one in marks(text) if one[1] == rule}
-        assert found(text, tmp_path, select=[rule]) == own
-        assert found(text, tmp_path, ignore=[rule]) == marks(text) - own
+def test_findings_are_where_the_marks_are(rule: str, tmp_path: Path) -> None:
+    """With all rules, with this rule alone, and without it."""
+    path, programs = tmp_path / "program.py", read_programs(rule)
+    assert sum(name.startswith("dirty: ") for name in programs) >= 4
+    for name, program in programs.items():
+        path.write_text(program, encoding="utf-8")
+        marks = {
+            (number, found)
+            for number, line in enumerate(program.splitlines(), start=1)
+            for match in re.finditer(r"# <- ([\w -]+)$", line)
+            for found in match[1].split()
+        }
+        assert bool(marks) == name.startswith("dirty: "), name
+        own = {mark for mark in marks if mark[1] == rule}
+        for options, expected in (
+            ({}, marks),
+            ({"select": [rule]}, own),
+            ({"ignore": [rule]}, marks - own),
+        ):
+            findings = check([str(path)], **options).findings
+            assert {(one.line, one.rule) for one in findings} == expected, (name, options)
