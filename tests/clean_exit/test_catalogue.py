@@ -1,14 +1,11 @@
-"""--explain of both commands, the catalogues in a wheel, and the page of lint findings."""
+"""--explain of both commands, and the programs in its texts."""
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import io
 import re
-import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,14 +17,7 @@ from clean_exit.cli import main
 from clean_exit.lint import RULES
 from clean_exit.lint import check as lint
 from clean_exit.lint.cli import main as lint_main
-from tests.support.programs import ROOT
 
-ENTRY_POINTS = {
-    ("console_scripts", "clean-exit"): "clean_exit.cli:main",
-    ("console_scripts", "clean-exit-lint"): "clean_exit.lint.cli:main",
-    ("pytest11", "clean_exit"): "clean_exit.pytest_plugin",
-    ("flake8.extension", "CEX"): "clean_exit.lint.flake8_plugin:Plugin",
-}
 HANGS_S = 5  # The timeout of a program that never ends.
 Main = Callable[[Sequence[str]], int]
 
@@ -111,40 +101,3 @@ def test_program_in_a_section_fails_as_printed(name: str, tmp_path: Path) -> Non
     assert lint([str(path)]).findings == ()
     report = check(command, max_shutdown_s=600)
     assert (report.returncode, report.clean) == (0, True), str(report)
-
-
-@pytest.mark.slow
-def test_wheel_contains_commands_and_catalogues(tmp_path: Path) -> None:
-    """Also a wheel that is built from the sdist, which has the whole repository."""
-    pytest.importorskip("hatchling")
-
-    def build(kind: str, source: Path, folder: Path) -> None:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
-        subprocess.run(command, cwd=source, check=True, capture_output=True)
-
-    build("wheel", ROOT, tmp_path / "wheel")
-    build("sdist", ROOT, tmp_path / "sdist")
-    (sdist,) = (tmp_path / "sdist").glob("*.tar.gz")
-    subprocess.run(["tar", "xzf", str(sdist)], cwd=tmp_path, check=True)
-    (source,) = tmp_path.glob("torch_cleanup-*")
-    kept = ["tests/rag_demo", "docs", "examples", "benchmarks", "Makefile", "constraints.txt"]
-    assert [name for name in kept if not (source / name).exists()] == []
-    assert not (source / ".venv").exists() and not list(source.rglob("*.pyc"))
-    build("wheel", source, tmp_path / "wheel of the sdist")
-    questions = [("clean-exit", main, "hang"), ("clean-exit-lint", lint_main, "blocking-call")]
-    for folder in (tmp_path / "wheel", tmp_path / "wheel of the sdist"):
-        (wheel,) = folder.glob("*.whl")
-        installed = folder / "installed"
-        zipfile.ZipFile(wheel).extractall(installed)
-        entries = configparser.ConfigParser()
-        (path,) = installed.glob("*.dist-info/entry_points.txt")
-        entries.read(path)
-        assert {key: entries[key[0]][key[1]] for key in ENTRY_POINTS} == ENTRY_POINTS
-        for name, command, entry in questions:
-            module, _, function = ENTRY_POINTS["console_scripts", name].partition(":")
-            # -S: without the packages of this Python.
-            program = f"import sys; sys.path.insert(0, {str(installed)!r}); "
-            program += f"from {module} import {function}; sys.exit({function}())"
-            isolated = [sys.executable, "-I", "-S", "-c", program, "--explain", entry]
-            done = subprocess.run(isolated, capture_output=True, text=True, check=False)
-            assert done.stdout.strip() == explain(command, entry), done.stderr

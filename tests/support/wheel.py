@@ -47,6 +47,8 @@ BASE: list[Check] = [
     (0, ("clean-exit", "-c", "print(1)"), ""),
     (120, ("clean-exit", "-c", UNCLEAN), "atexit-error"),
     (0, ("clean-exit-lint", "program.py"), ""),
+    (0, ("clean-exit", "--explain", "hang"), "**How to fix it.**"),
+    (0, ("clean-exit-lint", "--explain", "import"), "**Why.**"),
 ]
 CLEAN_EXIT = ("clean-exit", "--max-shutdown", "100")  # Machines are busy.
 TORCH: list[Check] = [(0, (*CLEAN_EXIT, "-c", RELEASES), "")]

@@ -163,10 +163,9 @@ CALLBACKS = [
     Pair("thread-error", "raw", RAW, "1 / 0", "return"),
 ]
 
-# Long enough for a clean twin on a busy machine.
-HANGS = {"timeout_s": 6.0}
-SLOW = {"max_shutdown_s": 3.0}
-TOO_LONG = "4"
+HANGS = {"timeout_s": 4.0}  # Long enough to start on a busy machine.
+SLOW = {"max_shutdown_s": 2.0}
+TOO_LONG = "3"
 SLEEP = "import time\ntime.sleep(FAULT)\n"
 WAITING_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=({},)).start()\n"
 SLOW_EXIT = "import atexit, time\natexit.register(time.sleep, FAULT)\n"

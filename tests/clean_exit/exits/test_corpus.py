@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from clean_exit import FINDINGS, ExitReport, check
-from tests.clean_exit.exits.corpus import CLEAN, CORPUS, HANGS, NO_PROBE, SLOW, Pair
+from tests.clean_exit.exits.corpus import CLEAN, CORPUS, NO_PROBE, Pair
 from tests.support.other_pythons import other_pythons
 
 PYTHONS = {"this": sys.executable, **other_pythons()}
@@ -41,42 +38,17 @@ def _cases() -> list[object]:
         versions = others if str(pair) in SAMPLES else {*others[:1], *others[-1:]}
         for version in ("this", *sorted(versions)):
             marks = [] if str(pair) in SAMPLES and version == "this" else [pytest.mark.slow]
-            if waits(pair):  # They are run at once, so one worker has to have them all.
-                marks.append(pytest.mark.xdist_group("waiting"))
             cases.append(pytest.param(pair, version, id=f"{pair}-{version}", marks=marks))
     return cases
 
 
-def waits(pair: Pair) -> bool:
-    return pair.options in (HANGS, SLOW)
-
-
-def run(pair: Pair, which: str, python: str, folder: Path) -> ExitReport:
+def run(pair: Pair, which: str, version: str, folder: Path) -> ExitReport:
     path = folder / "program.py"
     path.write_text(pair.source(which))
-    options = {"timeout_s": 120.0, **pair.options}
+    options = {**pair.options}
     if which == "clean":
         options["timeout_s"] = 120.0  # Only what hangs has to wait for the end of its time.
-    return check(pair.line(python, str(path)), stdin=subprocess.DEVNULL, **options)
-
-
-@functools.cache
-def run_those_that_wait(version: str, samples: bool) -> dict[tuple[str, str], ExitReport]:
-    """Run the programs that do nothing for seconds, at once; the samples or the rest."""
-    with TemporaryDirectory() as folder, ThreadPoolExecutor(6) as executor:
-        started = {}
-        for pair in (pair for pair in CORPUS if waits(pair) and (str(pair) in SAMPLES) == samples):
-            for which in ("dirty", "clean"):
-                own = Path(folder, f"{pair}-{which}")
-                own.mkdir()
-                started[str(pair), which] = executor.submit(run, pair, which, PYTHONS[version], own)
-        return {key: future.result() for key, future in started.items()}
-
-
-def report_on(pair: Pair, which: str, version: str, folder: Path) -> ExitReport:
-    if waits(pair):
-        return run_those_that_wait(version, str(pair) in SAMPLES)[str(pair), which]
-    return run(pair, which, PYTHONS[version], folder)
+    return check(pair.line(PYTHONS[version], str(path)), stdin=subprocess.DEVNULL, **options)
 
 
 def test_every_finding_has_a_program() -> None:
@@ -86,23 +58,19 @@ def test_every_finding_has_a_program() -> None:
 
 
 @pytest.mark.parametrize(("pair", "version"), _cases())
-def test_dirty_program_is_caught(pair: Pair, version: str, tmp_path: Path) -> None:
-    """The finding is there, and no other kind is."""
-    report = report_on(pair, "dirty", version, tmp_path)
+def test_dirty_program_is_caught_and_its_clean_twin_is_not(
+    pair: Pair, version: str, tmp_path: Path
+) -> None:
+    """The finding is there, and no other kind is; without the fault there is none."""
+    report = run(pair, "dirty", version, tmp_path)
     assert {finding.id for finding in report.findings} == {pair.id}, f"{report}\n{report.stderr}"
     assert report.exit_code != 0
     for name in re.findall(r"psm_\w+", str(report)):  # What was left is left: nobody else's task.
         Path("/dev/shm", name).unlink(missing_ok=True)
     if not pair.command and "-I" not in pair.flags:  # Isolated Pythons may go without a probe.
         assert report.probed == (pair.prefix != NO_PROBE), str(report)
-
-
-@pytest.mark.parametrize(("pair", "version"), _cases())
-def test_clean_twin_is_not(pair: Pair, version: str, tmp_path: Path) -> None:
-    """The same program without its fault: no finding, and exit code 0."""
-    report = report_on(pair, "clean", version, tmp_path)
-    assert report.clean, f"{report}\n{report.stderr}"
-    assert report.exit_code == 0, f"{report}\n{report.stderr}"
+    report = run(pair, "clean", version, tmp_path)
+    assert (report.clean, report.exit_code) == (True, 0), f"{report}\n{report.stderr}"
 
 
 @pytest.mark.parametrize(
@@ -110,5 +78,5 @@ def test_clean_twin_is_not(pair: Pair, version: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("name", CLEAN)
 def test_what_only_looks_dirty_is_clean(name: str, version: str, tmp_path: Path) -> None:
-    report = run(Pair("", name, CLEAN[name]), "clean", PYTHONS[version], tmp_path)
+    report = run(Pair("", name, CLEAN[name]), "clean", version, tmp_path)
     assert report.clean, f"{report}\n{report.stderr}"

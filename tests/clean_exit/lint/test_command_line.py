@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -361,3 +362,12 @@ def test_rule_of_the_contributing_guide_works_when_pasted(tmp_path: Path) -> Non
     done = run_command(words, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "dirty.py:4:9: temporary: __del__: tempfile.mkdtemp() creates" in done.stdout
+
+
+def test_pre_commit_hook_runs_the_command(folder: Path) -> None:
+    """Without file names it checks the current folder."""
+    hook = (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
+    settings = dict(line.strip(" -").split(": ", 1) for line in hook.splitlines() if ": " in line)
+    assert (settings["language"], settings["pass_filenames"]) == ("python", "false")
+    (command,) = entry_points(group="console_scripts", name=settings["entry"])
+    assert command.load()([]) == 1

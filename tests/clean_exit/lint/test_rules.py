@@ -35,10 +35,10 @@ def test_findings_are_where_the_marks_are(rule: str, tmp_path: Path) -> None:
         }
         assert bool(marks) == name.startswith("dirty: "), name
         own = {mark for mark in marks if mark[1] == rule}
-        for options, expected in (
-            ({}, marks),
-            ({"select": [rule]}, own),
-            ({"ignore": [rule]}, marks - own),
+        for select, ignore, expected in (
+            ((), (), marks),
+            ([rule], (), own),
+            ((), [rule], marks - own),
         ):
-            findings = check([str(path)], **options).findings
-            assert {(one.line, one.rule) for one in findings} == expected, (name, options)
+            findings = check([str(path)], select=select, ignore=ignore).findings
+            assert {(one.line, one.rule) for one in findings} == expected, name
