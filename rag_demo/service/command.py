@@ -42,9 +42,10 @@ def serve(**options: Any) -> int:
     settings = Settings.read(
         **{name: value for name, value in options.items() if value not in (None, ())}
     )
-    # Threads that spin between two calls take their cores from others. OpenMP reads the variables
-    # when torch is loaded, here or in another process.
+    # Threads that spin between two calls take their cores from others. OpenMP (of torch) and
+    # OpenBLAS (of NumPy) read the variables when they are loaded, here or in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 16 cycles
     os.environ.setdefault("OMP_NUM_THREADS", str(cpu_quota()))
     from rag_demo.service.logs import configure_logging
     from rag_demo.service.server import bind, run_server

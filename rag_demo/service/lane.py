@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -184,6 +185,8 @@ class Lane:
         small, bulk = self._small, self._bulk
         metrics.WAITING.labels(name).set_function(lambda: small.tokens + bulk.tokens)
         self._wake = asyncio.Event()
+        # OpenMP makes its threads again for each new thread that computes.
+        self._thread = ThreadPoolExecutor(1, f"lane {name}")
         self.task = asyncio.get_running_loop().create_task(self._work(), name=f"lane {name}")
 
     @property
@@ -266,7 +269,9 @@ class Lane:
         metrics.BATCH.labels(self.name).observe(chosen.taken)
         for job in dict.fromkeys(job for job, _ in items if not job.results):
             metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
-        call = asyncio.ensure_future(self.hosted.call(partial(self._run, chosen, items)))
+        call = asyncio.ensure_future(
+            self.hosted.call(partial(self._run, chosen, items), self._thread)
+        )
         try:
             while not (await asyncio.wait([call], timeout=_LOOK_S))[0]:
                 chosen.refuse_late()

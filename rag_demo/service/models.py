@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 from rag_demo.encoding.embedder import as_embedder
@@ -26,6 +28,16 @@ def load_model(
 
     model = EmbeddingModel(name, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     return _used(model, lambda: model.embed_queries(["warm up"]))
+
+
+def load_checked(load: LoadModel, made_by: ModelIdentity) -> Any:
+    """Load an embedding model, and check that it made the index: its files may have changed."""
+    model = load()
+    identity = as_embedder(model).identity
+    if not made_by.is_same(identity):
+        getattr(model, "close", bool)()
+        raise ModelMismatchError(f"the index was made with {made_by}, not {identity}")
+    return model
 
 
 class LogitReranker(Reranker):
@@ -64,7 +76,6 @@ class Hosted:
 
     Args:
         host: The host.
-        identity: The model that made the index; the loaded model must be the same. None for others.
 
     Attributes:
         error: Why the last load failed; None if it succeeded.
@@ -74,13 +85,12 @@ class Hosted:
         batch_tokens: How many tokens the model computes together; 0 if that is unknown.
     """
 
-    def __init__(self, host: ModelHost[Any], identity: ModelIdentity | None = None) -> None:
-        self.host, self._identity = host, identity
+    def __init__(self, host: ModelHost[Any]) -> None:
+        self.host = host
         self.error: BaseException | None = None
         self.has_loaded = False
         self.max_tokens: int | None = None
         self.dimension = self.batch_tokens = 0
-        self._checked = 0  # the number of the load that was checked
         self._began: list[list[float]] = []  # when each load or call that runs began
 
     @property
@@ -94,42 +104,43 @@ class Hosted:
         now = time.monotonic()
         return max((now - began for (began,) in self._began.copy()), default=0.0)
 
-    async def call(self, function: Callable[[Any], Any]) -> Any:
-        """Call a function of the model in a new thread; load the model if it is not loaded.
+    async def call(self, function: Callable[[Any], Any], thread: Executor | None = None) -> Any:
+        """Call a function of the model; load the model if it is not loaded.
+
+        Args:
+            function: The function.
+            thread: Where to call it; None for a new thread.
 
         Raises:
-            Exception: The load has failed, another model has been loaded, or the function failed.
+            Exception: The load has failed, or the function failed.
         """
         began, has_begun = [time.monotonic()], False
 
-        def checked(model: Any) -> Any:
+        def begin(model: Any) -> Any:
             nonlocal has_begun
-            began[0] = time.monotonic()  # The load is over.
-            if self._checked != (loads := self.host.status().loads):
-                self._check(model)
-            self._checked, self.error, self.has_loaded, has_begun = loads, None, True, True
+            began[0], has_begun = time.monotonic(), True  # The load is over.
+            if not self.has_loaded:
+                self.max_tokens = getattr(model, "max_tokens", None)
+                self.dimension = int(getattr(model, "dimension", 0))
+                self.batch_tokens = int(getattr(model, "batch_tokens", 0))
+            self.error, self.has_loaded = None, True
             return function(model)
+
+        def leased() -> Any:
+            with self.host.lease() as model:
+                return begin(model)
 
         self._began.append(began)
         try:
-            return await self.host.call(checked)
+            if thread is None:
+                return await self.host.call(begin)
+            return await asyncio.get_running_loop().run_in_executor(thread, leased)
         except Exception as error:
             if not has_begun:
                 self.error = error
             raise
         finally:
             self._began.remove(began)
-
-    def _check(self, model: Any) -> None:
-        """Compare identities: the model's files may have changed since the last load."""
-        if self._identity is not None:
-            identity = as_embedder(model).identity
-            if not self._identity.is_same(identity):
-                made_with = f"the index was made with {self._identity}"
-                raise ModelMismatchError(f"{made_with}, not {identity}")
-        self.max_tokens = getattr(model, "max_tokens", None)
-        self.dimension = int(getattr(model, "dimension", 0))
-        self.batch_tokens = int(getattr(model, "batch_tokens", 0))
 
 
 def estimate(texts: Sequence[str], most: int | None = None) -> list[int]:

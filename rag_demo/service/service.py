@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,14 @@ from rag_demo.places import load_manifest, make_retriever, open_indexes
 from rag_demo.service import metrics
 from rag_demo.service.lane import Job, Lane
 from rag_demo.service.logs import log_error
-from rag_demo.service.models import Hosted, LoadModel, estimate, load_model, load_reranker
+from rag_demo.service.models import (
+    Hosted,
+    LoadModel,
+    estimate,
+    load_checked,
+    load_model,
+    load_reranker,
+)
 from rag_demo.service.responses import Problem, overloaded, public_reason
 from rag_demo.service.settings import Limits, Settings, read_tokens
 from torch_utils import ModelHost, ModelInUseError
@@ -77,7 +85,8 @@ class Service:
             load = partial(load_model, self.model_id, device, made_by.dtype, trust)
         name = settings.served_model_name or Path(self.model_id).name  # Without folders.
         self.model_name = "model" if name in ("", "index") else name
-        self.model = Hosted(ModelHost(load, name=self.model_name, **options), made_by)
+        load = partial(load_checked, load, made_by)
+        self.model = Hosted(ModelHost(load, name=self.model_name, **options))
         hosted = {"model": self.model}
         if settings.reranker is not None:
             load = partial(load_reranker, settings.reranker, device, trust)
@@ -228,7 +237,7 @@ class Service:
         for place in self.settings.index:
             # A folder or a file may be missing for a moment; that is a change too.
             with contextlib.suppress(OSError):
-                for entry in place.iterdir() if isinstance(place, Path) else ():
+                for entry in os.scandir(place) if isinstance(place, Path) else ():
                     status = entry.stat()
                     found.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
         return sorted(found)
