@@ -1,4 +1,4 @@
-"""The replicas of deploy/compose.postgres.yaml as processes, which share one index."""
+"""The replicas of docs/deploy/compose.postgres.yaml as processes, which share one index."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_two_replicas_share_one_index(
     server: PostgresServer, table: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     """What one writes is found by the other at once."""
-    compose = yaml.safe_load((ROOT / "deploy" / "compose.postgres.yaml").read_text())
+    compose = yaml.safe_load((ROOT / "docs" / "deploy" / "compose.postgres.yaml").read_text())
     for name, token in TOKENS.items():
         (tmp_path / name).write_text(token)
     source = write_lines(tmp_path / "notes.jsonl", [{"id": "first", "text": "the first note"}])

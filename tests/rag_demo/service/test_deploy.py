@@ -17,7 +17,7 @@ import pytest
 from tests.support.programs import ROOT, free_port
 from tests.support.serving import ask, read_settings
 
-DEPLOY = ROOT / "deploy"
+DEPLOY = ROOT / "docs" / "deploy"
 CLOSING_S = 10  # docs/service.md
 
 
