@@ -1,8 +1,9 @@
-"""Imports of the package are typed and tell others apart."""
+"""The distribution: what it imports, its types, and the pins of what development needs."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,45 @@ from pathlib import Path
 import pytest
 
 import torch_utils
-from tests.support.programs import IMPORT_PATH, ROOT
+from tests.support.programs import IMPORT_PATH, ROOT, assert_clean, run
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+sys.path.append(sys.argv[1])
+import torch_utils
+adapters = {"prometheus", "__main__"}
+names = [
+    found.name
+    for found in pkgutil.walk_packages(torch_utils.__path__, "torch_utils.")
+    if found.name.rpartition(".")[2] not in adapters
+]
+for name in names:
+    importlib.import_module(name)
+assert len(names) > 20, names
+"""
+
+
+def test_torch_utils_imports_the_standard_library_only() -> None:
+    """Each of its modules, in an interpreter without any installed package."""
+    assert_clean(run(IMPORT_ALL, str(ROOT), options=("-I", "-S")))
+    control = run("import pytest", options=("-I", "-S"))
+    assert "No module named 'pytest'" in control.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is new in Python 3.11")
+def test_constraints_pin_every_dependency() -> None:
+    import tomllib
+
+    def name(requirement: str) -> str:
+        return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        pyproject = tomllib.load(file)
+    extras = pyproject["project"]["optional-dependencies"]
+    groups = (*extras.values(), *pyproject["dependency-groups"].values())
+    wanted = {name(requirement) for group in groups for requirement in group}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert wanted - {name(line) for line in lines if "==" in line} == set()
 
 
 def test_another_torch_utils_ends_the_command_in_one_line(tmp_path: Path) -> None:
