@@ -23,7 +23,7 @@ help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 17
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
-demo: .venv/.installed ## release a model in several ways, then search the documentation
+demo: .venv/.installed ## index the documentation, search it, and release the model
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo docs
 
 test: .venv/.installed ## run the quick tests

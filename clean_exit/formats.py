@@ -11,7 +11,7 @@ _PLACE = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILI
 
 
 def to_json(report: ExitReport) -> str:
-    """Format a report as JSON; docs/reference/json-reports.md describes the schema."""
+    """Format a report as JSON; docs/clean-exit.md describes the schema."""
     import json  # Here, because most runs do not need it.
 
     runs = [report.to_json()]

@@ -1,4 +1,4 @@
-"""Write the parts of the documentation that come from elsewhere: ``make figures``.
+"""Write the parts of the documentation that come from elsewhere: ``python -m docs.figures``.
 
 A page has them between two comments, so that it is also whole without a build of the site::
 
@@ -666,15 +666,10 @@ def gpu_measure(result: Result) -> str:
     )
 
 
-def help_of(*command: str) -> str:
+def help_of(command: str) -> str:
     """Return what ``COMMAND --help`` prints, as a block."""
-    modules = {
-        "clean-exit": "clean_exit",
-        "clean-exit-lint": "clean_exit.lint",
-        "rag-demo": "rag_demo",
-    }
-    module, *words = command
-    run = [sys.executable, "-m", modules[module], *words, "--help"]
+    module = {"clean-exit": "clean_exit", "clean-exit-lint": "clean_exit.lint"}[command]
+    run = [sys.executable, "-m", module, "--help"]
     environment = {"COLUMNS": "96", "LANG": "C.UTF-8", "NO_COLOR": "1"}
     done = subprocess.run(
         run, env=environment, cwd=RESULTS.parents[1], check=True, capture_output=True, text=True
@@ -703,17 +698,7 @@ def example_report() -> str:
     return f"```json\n{json.dumps(report, indent=2)}\n```"
 
 
-def example_lint_report() -> str:
-    """Return what the linter says of a destructor with an import statement."""
-    run = [sys.executable, "-m", "clean_exit.lint", "--format", "json", "/dev/stdin"]
-    source = "class Model:\n    def __del__(self):\n        import shutil\n"
-    done = subprocess.run(
-        run, input=source, cwd=RESULTS.parents[1], check=False, capture_output=True, text=True
-    )
-    return f"```json\n{json.dumps(json.loads(done.stdout), indent=2)}\n```"
-
-
-TABLES |= {"example_report": example_report, "example_lint_report": example_lint_report}
+TABLES["example_report"] = example_report
 
 
 def names_of(package: str) -> str:
@@ -741,7 +726,7 @@ def made(kind: str, name: str, folder: Path) -> str:
     if kind == "file":
         return example(folder / name)
     if kind == "help":
-        return help_of(*name.split())
+        return help_of(name)
     return names_of(name) if kind == "names" else TABLES[name]()
 
 

@@ -1,4 +1,4 @@
-"""Record what clean-exit says of two programs of the README: ``make recording``."""
+"""Record what clean-exit says of two programs of the README: ``python -m docs.record``."""
 
 from __future__ import annotations
 

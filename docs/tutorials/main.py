@@ -1,8 +1,0 @@
-import pool_before as pools
-
-
-def main():
-    print("ready:", len(pools.pool.connections), "connections")
-
-
-main()

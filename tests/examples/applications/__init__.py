@@ -1,1 +1,0 @@
-"""Ordinary programs with the real libraries, checked without the product's own reports."""

@@ -1,0 +1,124 @@
+"""The programs of examples/ give back their memory, compute the right values and exit cleanly."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import ROOT, TIMEOUT_S, assert_clean, run
+
+pytest.importorskip("torch")
+EXAMPLES = ROOT / "examples"
+# What each prints, the most that may be alive at its end, and the least that each release returns.
+PROGRAMS = {
+    "ensemble": ("freed 82.* still held: 8.4 MB.*same answer: True.*trains: True", 30, [75]),
+    "gradcam": (r"heat: \(4, 256, 256\)\nfreed 67.*same answer: True", 10, [60]),
+    "training": (r"10000 wide: loss 0.*20000 wide: loss 0", 1, [15, 30]),
+    "lora_classifiers": (r"held: 45.* \['mood'\]\nsame answer: True\nfreed 45", 1, [38, 40]),
+}
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def applications_python() -> str:
+    """Return the Python that sees the dependency group `applications` too."""
+    if not (ROOT / ".venv" / ".applications").exists():
+        pytest.skip("run `make test-slow`, which builds .venv/applications")
+    return str(ROOT / ".venv" / "applications" / "bin" / "python")
+
+
+@pytest.fixture
+def python(name: str, request: pytest.FixtureRequest) -> str:
+    needs_peft = name == "lora_classifiers"
+    return str(request.getfixturevalue("applications_python")) if needs_peft else sys.executable
+
+
+def check(name: str, python: str, mutant: str = "") -> None:
+    """Memory is back, as the system counts it, and what is used further computes what it did."""
+    output, alive_mb, freed_mb = PROGRAMS[name]
+    program = str(EXAMPLES / f"{name}.py")
+    # peft warns of its own deprecations.
+    options = ("-W", "ignore") if name == "lora_classifiers" else ()
+    measured = Path(__file__).with_name("measured.py")
+    done = run(measured, program, mutant, python=python, options=options)
+    assert_clean(done)
+    assert re.search(output, done.stdout, re.DOTALL), str(done)
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["alive_mb"] < alive_mb, str(done)
+    assert [back > least for back, least in zip(facts["freed_mb"], freed_mb, strict=True)] == [
+        True
+    ] * len(freed_mb), str(done)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "ensemble" else SLOW) for name in PROGRAMS]
+)
+def test_memory_is_back_and_the_rest_works(name: str, python: str) -> None:
+    check(name, python)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [("ensemble", "leak"), ("gradcam", "leak"), ("ensemble", "break_sharing")],
+)
+def test_sees_a_broken_product(name: str, mutant: str, python: str) -> None:
+    with pytest.raises(AssertionError):
+        check(name, python, mutant)
+
+
+CELLS = """
+import gc, json, sys
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        shell.run_cell("".join(cell["source"]), store_history=True)
+tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+print("alive:", sum(tensor.nbytes for tensor in tensors) // 1_000_000)
+"""
+
+
+@pytest.mark.slow
+def test_notebook_frees_its_model_twice(applications_python: str, tmp_path: Path) -> None:
+    """Also from `Out` and from the traceback of the cell that fails."""
+    env = {"IPYTHONDIR": str(tmp_path), "NO_COLOR": "1"}
+    done = run(CELLS, str(EXAMPLES / "notebook.ipynb"), python=applications_python, env=env)
+    assert_clean(done)
+    assert "RuntimeError" in done.stdout, str(done)
+    assert done.stdout.count("freed 63") == 2, str(done)
+    assert done.stdout.count("still held") == 0, str(done)
+    answers = re.findall(r"^-?\d+\.\d{6}$", done.stdout, re.MULTILINE)
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
+    assert done.stdout.splitlines()[-1] == "alive: 0", str(done)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_kernel_of_the_notebook_exits_cleanly(tmp_path: Path) -> None:
+    """The host is still open when the kernel is shut down."""
+    pytest.importorskip("nbconvert")
+    pytest.importorskip("ipykernel")
+    from clean_exit import check as check_exit
+
+    words = ("-m", "nbconvert", "--to", "notebook", "--execute", "--output", str(tmp_path / "out"))
+    report = check_exit(
+        [*words, str(EXAMPLES / "notebook.ipynb")], max_shutdown_s=120, timeout_s=TIMEOUT_S
+    )
+    assert report.clean, f"{report}\n{report.stderr}"
+    assert (tmp_path / "out.ipynb").read_text().count("freed 63") == 2
+
+
+def test_every_example_is_short_and_tested() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for path in EXAMPLES.rglob("*.*"):
+        if path.suffix in (".py", ".ipynb") and path.stem != "model":
+            assert re.search(rf"\b{path.stem}\b", tests), path.name
+            assert path.suffix == ".ipynb" or path.read_text().count("\n") < 60, path.name
