@@ -93,6 +93,29 @@ def test_ctrl_c_during_import_shows_no_traceback() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (130, "", ""), str(result)
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "is_said"),
+    [("amx_bf16", "float32", True), ("avx2", "float32", False), ("amx_bf16", "bfloat16", False)],
+)
+def test_index_says_if_bfloat16_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path,
+    tmp_path: Path,
+    capability: str,
+    dtype: str,
+    is_said: bool,
+) -> None:
+    """Only after it has embedded everything; another dtype needs another index."""
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True}, raising=False)
+    (tmp_path / "x.txt").write_text("paris")
+    options = ("--out", tmp_path / "i", "--device", "cpu", "--model", tiny_model, "--dtype", dtype)
+    hint = "bfloat16 is several times faster on this processor: --dtype bfloat16 --yes"
+    assert (hint in succeed("index", tmp_path / "x.txt", *options)) == is_said
+    assert hint not in succeed("index", tmp_path / "x.txt", *options)
+
+
 @pytest.mark.slow
 def test_progress_is_shown_on_a_terminal(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("paris")
