@@ -8,80 +8,76 @@ import inspect
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch_utils._flags import read_flags, restore_flags
-from torch_utils._registry import UNAWAITED, unawaited_error
+from torch_utils._oom import clear_exception_frames, is_out_of_memory
+from torch_utils._registry import ensure_ran
+from torch_utils._release.counting import Inventory, roots_of
 from torch_utils._release.objects import name_of
-from torch_utils._release.roots import check_kinds
 from torch_utils._release.run import Collect, Release, check_collect
 from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource, add_note, closes_on_error, takes_precedence
-from torch_utils._runtime import called_function, is_shutting_down
+from torch_utils._runtime import is_shutting_down
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import CleanupError, TorchUtilsError, repr_of
-
-__all__ = ["CleanupReport", "SafePyTorchCleanup"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Self = TypeVar("Self", bound="SafePyTorchCleanup")
 
 
-@dataclass(frozen=True, eq=False)
-class _Item:
-    """An object to release or a function to call at the end of the block."""
+class _Step(NamedTuple):
+    """What the cleanup calls: a function, or the release of an object."""
 
     name: str
-    thing: Any = None
-    function: functools.partial[Any] | None = None
+    function: Callable[[], Any]
+    thing: Any
 
 
 class _Block(Resource):
-    """The items that one ``with`` block manages. Closing it releases them, newest first."""
+    """The steps of one ``with`` block's cleanup. Closing it runs them, the newest first."""
 
-    # For a block whose `__init__` failed, for example at the recursion limit.
-    items: list[_Item] = []  # noqa: RUF012  (never changed)
-    pid = 0
-    exception: BaseException | None = None  # the block's
-    interrupt: BaseException | None = None  # of an await: a cancellation, a Ctrl-C
-    report: CleanupReport | None = None
-    _strict = False
-    _flags: dict[str, Any] = {}  # noqa: RUF012  (never changed)
-    _work: Release = None  # type: ignore[assignment]  # None if `__init__` failed
+    # None if `__init__` failed, for example at the recursion limit.
+    work: Release = None  # type: ignore[assignment]
 
     @closes_on_error
     def __init__(self, scope: SafePyTorchCleanup) -> None:
-        self.items = [_Item(name_of(type(thing)), thing) for thing in scope._resources]
+        self.exception: BaseException | None = None  # the block's
+        self.interrupt: BaseException | None = None  # of an await: a cancellation, a Ctrl-C
+        self.report: CleanupReport | None = None
         self.pid = os.getpid()
-        self._work = Release(**scope._options)
         self._strict = scope._strict
         self._flags = read_flags() if scope._restores_flags else {}
+        self.work = Release(**scope._options)
+        self.steps = [self.release_step(thing) for thing in scope._resources]
+
+    def release_step(self, thing: Any) -> _Step:
+        """Return the step that releases an object."""
+        release = functools.partial(self.work.run, [thing], is_again=True)
+        return _Step(name_of(type(thing)), release, thing)
 
     def _release(self) -> None:
-        work = self._work
+        work = self.work
         if work is None:
             return
         with work.under_way():
-            while self.items and os.getpid() == self.pid:  # A callback may have forked.
-                result = self._run_newest()
-                if type(result) in UNAWAITED:
-                    work.failed("a callback", unawaited_error(result))
+            while self.steps:
+                self._run_newest(ensure_ran)
         exc = None if is_shutting_down() else self.exception
-        if exc is not None and work.handled.is_out_of_memory(exc):
-            work.handled.clear_frames(exc)
+        if exc is not None and is_out_of_memory(exc):
+            clear_exception_frames(exc)
             work.empties_all = work.collects_all = True  # for what the frames held
         if self._flags:
             restore_flags(self._flags)
         self.report = work.finish()
 
     async def run_all(self) -> None:
-        """Release the items in an event loop, and await their results."""
-        while self.items:
+        """Run the steps in an event loop, and await their results."""
+        while self.steps:
             result = None
             try:
-                with DeferredSignals(), self._work.under_way():
+                with DeferredSignals(), self.work.under_way():
                     result = self._run_newest()
             except BaseException as interrupt:  # Raised by a signal's handler.
                 self.interrupt = interrupt
@@ -92,27 +88,25 @@ class _Block(Resource):
             except GeneratorExit:
                 raise  # The coroutine is being closed and can no longer await.
             except BaseException as error:
-                # An item failed or was cancelled; the others are released nevertheless.
-                self._work.failed("a callback", error)
+                # A step failed or was cancelled; the others run nevertheless.
+                self.work.failed("a callback", error)
                 if not isinstance(error, Exception):
                     self.interrupt = error
 
-    def _run_newest(self) -> Any:
-        item = self.items.pop()
+    def _run_newest(self, use: Callable[[Any], Any] = lambda result: result) -> Any:
+        step = self.steps.pop()
         try:
-            if item.function is not None:
-                return item.function()
-            self._work.run([item.thing], is_again=True)
+            return use(step.function())
         except BaseException as error:
-            # Each item is released, whatever the others raise.
-            self._work.failed(item.name, error)
-            del item  # The error keeps this frame.
-        return None
+            # Each step runs, whatever the others raise.
+            self.work.failed(step.name, error)
+            del step  # The error keeps this frame.
+            return None
 
     def raise_errors(self) -> None:
         """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
         exc, self.exception = self.exception, None
-        errors = self._work.errors
+        errors = self.work.errors
         if exc is not None:
             for error in errors:
                 add_note(exc, f"the cleanup after this also failed: {repr_of(error)}")
@@ -182,12 +176,7 @@ class SafePyTorchCleanup:
         strict: bool = False,
     ) -> None:
         check_collect(collect)
-        if len(resources) == 1 and inspect.isfunction(resources[0]):
-            raise TypeError(
-                f"{type(self).__name__} cannot decorate a function directly; write "
-                f"@{type(self).__name__}(), with parentheses"
-            )
-        check_kinds(resources, f"{type(self).__name__}()")
+        roots_of(resources, Inventory(), f"{type(self).__name__}()")
         self._resources = resources
         self._options: Any = {"collect": collect, "trim_host": trim_host, "thorough": thorough}
         self._restores_flags, self._strict = restore_flags, strict
@@ -209,35 +198,13 @@ class SafePyTorchCleanup:
             TorchUtilsError: The scope is not open, or the parent process opened it.
         """
         if close is None:
-            self._open_block()
-            check_kinds([obj], "manage()")
-            self._add(_Item(name_of(type(obj)), obj))
+            block = self._open_block()
+            roots_of([obj], Inventory(), "manage()")
+            self._add(block.release_step(obj))
         else:
             is_given = callable(close) and _needs_argument(close, obj)
-            self._add_call(obj, close, *([obj] if is_given else []))
+            self.callback(close, *([obj] if is_given else []))
         return obj
-
-    def pop(self, obj: T) -> T:
-        """Stop managing an object, to hand it over to another owner.
-
-        Args:
-            obj: An object that was passed to `manage`, or to the scope itself.
-
-        Returns:
-            The object.
-
-        Raises:
-            TorchUtilsError: The scope does not manage ``obj``, or is not open.
-        """
-        block = self._open_block()
-        for item in reversed(block.items):
-            if item.thing is obj:
-                block.items.remove(item)
-                return obj
-        raise TorchUtilsError(
-            f"this {type(self).__name__} does not manage that {type(obj).__name__}; pass an object "
-            "that was passed to manage()"
-        )
 
     def callback(self, fn: F, *args: Any, **kwargs: Any) -> F:
         """Call a function at the end of the block.
@@ -254,7 +221,14 @@ class SafePyTorchCleanup:
             TypeError: ``fn`` is not callable.
             TorchUtilsError: The scope is not open, or the parent process opened it.
         """
-        self._add_call(None, fn, *args, **kwargs)
+        self._open_block()
+        if not callable(fn):
+            raise TypeError(
+                f"the function must be callable, got {type(fn).__name__}; pass it without calling "
+                "it, and its arguments after it"
+            )
+        name = getattr(fn, "__qualname__", repr(fn))
+        self._add(_Step(name, functools.partial(fn, *args, **kwargs), None))
         return fn
 
     def __enter__(self: Self) -> Self:
@@ -263,7 +237,7 @@ class SafePyTorchCleanup:
             # One step, because two threads may enter the same scope.
             if vars(self).setdefault("_block", block) is block:
                 return self
-            block.items.clear()
+            block.steps.clear()
             block.close()
         name = type(self).__name__
         raise TorchUtilsError(
@@ -285,7 +259,7 @@ class SafePyTorchCleanup:
         if block is not None:
             block.exception = exc
             try:
-                if not _is_being_closed(exc):
+                if not isinstance(exc, GeneratorExit):  # The coroutine can no longer await.
                     await block.run_all()
             finally:
                 self._close(block)
@@ -315,18 +289,14 @@ class SafePyTorchCleanup:
                 f"{type(self).__name__}() takes no resources as a decorator, because the first "
                 "call would release them; manage them in a with block inside the function"
             )
-        if isinstance(function, type) or not callable(function):
+        is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        if is_generator or isinstance(function, type) or not callable(function):
             raise TypeError(
-                f"{type(self).__name__}() decorates functions and methods, not {function!r}"
-            )
-        called = called_function(function)
-        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-            raise TypeError(
-                f"{type(self).__name__}() does not decorate generators; use a with block inside "
-                f"{getattr(function, '__qualname__', function)}"
+                f"{type(self).__name__}() decorates functions and coroutine functions, not "
+                f"{function!r}; use a with block instead"
             )
         wrapper: Any
-        if inspect.iscoroutinefunction(called):
+        if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -359,35 +329,13 @@ class SafePyTorchCleanup:
             )
         return block
 
-    def _add_call(
-        self, thing: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> None:
-        self._open_block()
-        if not callable(function):
-            raise TypeError(
-                f"the function must be callable, got {type(function).__name__}; pass it without "
-                "calling it, and its arguments after it"
-            )
-        name = getattr(function, "__qualname__", repr(function))
-        self._add(_Item(name, thing, functools.partial(function, *args, **kwargs)))
-
-    def _add(self, item: _Item) -> None:
+    def _add(self, step: _Step) -> None:
         block = self._open_block()
-        block.items.append(item)
-        if block.closed and item in block.items:  # Another thread has ended the block meanwhile.
-            with suppress(ValueError):  # The block is releasing it after all.
-                block.items.remove(item)
+        block.steps.append(step)
+        if block.closed:  # Another thread has ended the block meanwhile.
+            with suppress(ValueError):  # It is running the step after all.
+                block.steps.remove(step)
                 self._open_block()
-
-
-def _is_being_closed(exc: BaseException | None) -> bool:
-    """Return whether a block ends because its coroutine is closed and can no longer await."""
-    traceback = exc.__traceback__ if isinstance(exc, GeneratorExit) else None
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_flags & inspect.CO_COROUTINE:
-            return True
-        traceback = traceback.tb_next
-    return False
 
 
 def _needs_argument(function: Callable[..., Any], obj: Any) -> bool:

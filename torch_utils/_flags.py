@@ -2,84 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 from torch_utils._runtime import DEBUG, is_shutting_down, loaded_torch, log
 
-
-def _attribute(path: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], object]]:
-    """Return a getter and a setter for an attribute below torch."""
-    path, _, name = path.rpartition(".")
-    owner = attrgetter(path)
-    return lambda t: getattr(owner(t), name), lambda t, value: setattr(owner(t), name, value)
-
-
-def _functions(name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], object]]:
-    """Return a getter and a setter that call ``torch.get_<name>`` and ``torch.set_<name>``."""
-    return lambda t: getattr(t, f"get_{name}")(), lambda t, v: getattr(t, f"set_{name}")(v)
-
-
-_CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
-_MATMUL = (
-    "allow_tf32",
-    *(f"allow_{dtype}_reduced_precision_reduction" for dtype in ("fp16", "bf16")),
+_ATTRIBUTES = (
+    *(f"backends.cudnn.{n}" for n in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    "backends.cuda.matmul.allow_tf32",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
 )
-_FUNCTIONS = ("float32_matmul_precision", "default_dtype", "num_threads")
-# The global flags of torch, each with its getter and setter.
-FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
-    **{f"backends.cudnn.{name}": _attribute(f"backends.cudnn.{name}") for name in _CUDNN},
-    **{f"backends.cuda.matmul.{n}": _attribute(f"backends.cuda.matmul.{n}") for n in _MATMUL},
-    **{name: _functions(name) for name in _FUNCTIONS},
-    "deterministic_algorithms": (
-        lambda torch: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        lambda torch, value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
-    ),
-    "grad_mode": (
-        lambda torch: torch.is_grad_enabled(),
-        lambda torch, value: torch._C._set_grad_enabled(value),
-    ),
-    "default_device": (
-        # None if no default device was set: setting "cpu" would slow down every later call.
-        lambda torch: (
-            getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-            and torch.get_default_device()
-        ),
-        lambda torch, value: torch.set_default_device(value),
-    ),
-}
+_FUNCTIONS = ("float32_matmul_precision", "default_dtype", "num_threads")  # torch.get_... and set_
+_FLAGS = (*_ATTRIBUTES, *_FUNCTIONS, "deterministic_algorithms", "grad_mode", "default_device")
+
+
+def _read(torch: Any, name: str) -> Any:
+    if name in _ATTRIBUTES:
+        return attrgetter(name)(torch)
+    if name in _FUNCTIONS:
+        return getattr(torch, f"get_{name}")()
+    if name == "deterministic_algorithms":
+        is_warning = torch.is_deterministic_algorithms_warn_only_enabled()
+        return torch.are_deterministic_algorithms_enabled(), is_warning
+    if name == "grad_mode":
+        return torch.is_grad_enabled()
+    # None if no default device was set: setting "cpu" would slow down every later call.
+    is_set = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return torch.get_default_device() if is_set else None
+
+
+def _set(torch: Any, name: str, value: Any) -> None:
+    if name in _ATTRIBUTES:
+        path, _, attribute = name.rpartition(".")
+        setattr(attrgetter(path)(torch), attribute, value)
+    elif name == "deterministic_algorithms":
+        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+    elif name == "grad_mode":
+        torch._C._set_grad_enabled(value)
+    else:
+        getattr(torch, f"set_{name}")(value)
 
 
 def read_flags() -> dict[str, Any]:
     """Return the value of every flag of this torch by name; empty without torch. Never raises."""
     torch = loaded_torch()
     values: dict[str, Any] = {}
-    for name, (read, _) in FLAGS.items() if torch is not None else ():
+    for name in _FLAGS if torch is not None else ():
         try:
-            values[name] = read(torch)
+            values[name] = _read(torch, name)
         except Exception as error:
             # Some builds lack a flag, and torch refuses to mix its two settings of TF32.
             log(DEBUG, "flag %s cannot be read: %r", name, error)
     return values
 
 
-def restore_flags(before: dict[str, Any]) -> list[str]:
-    """Restore the flags that changed since `read_flags`, and return their names. Never raises.
+def restore_flags(before: dict[str, Any]) -> None:
+    """Restore the flags that changed since `read_flags`. Never raises.
 
     Flags that did not change are not set again. Does nothing during shutdown.
     """
     torch = None if is_shutting_down() else loaded_torch()
-    restored: list[str] = []
     for name, value in (read_flags() if before and torch is not None else {}).items():
         if name in before and before[name] != value:
             try:
-                FLAGS[name][1](torch, before[name])
-                restored.append(name)
+                _set(torch, name, before[name])
             except Exception as error:
                 # As in reading; one flag must not prevent the restoration of the others.
                 log(DEBUG, "flag %s cannot be restored: %r", name, error)
-    return restored

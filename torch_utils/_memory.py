@@ -7,8 +7,9 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from torch_utils._runtime import (
     DEBUG,
@@ -21,19 +22,6 @@ from torch_utils._runtime import (
     log,
     private,
 )
-
-__all__ = [
-    "DeviceInfo",
-    "DeviceMemory",
-    "HostMemory",
-    "MemorySnapshot",
-    "get_device_info",
-    "get_optimal_device",
-    "is_cuda_available",
-    "memory_snapshot",
-    "safe_cuda_empty_cache",
-    "safe_tensor_cleanup",
-]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -122,49 +110,29 @@ def query(question: Callable[[], Any], default: Any, what: str) -> Any:
         return default
 
 
-def _contexts(module: Any, has_context: Callable[[int], bool] | None = None) -> list[int]:
-    """List the devices of an initialised backend that have a context of this process."""
-    if not module.is_initialized():
-        return []
-    if has_context is None:  # Devices that hold memory must have a context.
-        has_context = module.memory_reserved
-    return [index for index in range(module.device_count()) if has_context(index)]
-
-
-def _cuda_contexts(torch: Any) -> list[int]:
-    bindings = getattr(torch, "_C", None)
-    return _contexts(torch.cuda, getattr(bindings, "_cuda_hasPrimaryContext", None))
-
-
-def _mps_devices(torch: Any) -> list[int]:
-    """Return [0] if Metal's only device is in use, that is, if its allocator holds memory."""
-    mps = torch.mps
-    return [0] if torch.backends.mps.is_available() and mps.driver_allocated_memory() else []
-
-
-BACKENDS: dict[str, Callable[[Any], list[int]]] = {
-    "cuda": _cuda_contexts,
-    "xpu": lambda torch: _contexts(torch.xpu),
-    "mps": _mps_devices,
-}
-"""Kinds of devices, the preferred first. Each function lists the indices of devices in use."""
+BACKENDS = ("cuda", "xpu", "mps")
+"""Kinds of devices, the preferred first."""
 
 
 def devices_in_use(backend: str, torch: Any) -> list[int]:
     """Return the indices of a backend's devices that this process uses. Never raises."""
-    found: list[int] = query(lambda: BACKENDS[backend](torch), [], f"{backend} devices in use")
+    found: list[int] = query(lambda: _in_use(backend, torch), [], f"{backend} devices in use")
     return found
 
 
+def _in_use(backend: str, torch: Any) -> list[int]:
+    module = getattr(torch, backend)
+    if backend == "mps":  # Metal's only device is in use if its allocator holds memory.
+        return [0] if _is_available(backend, torch) and module.driver_allocated_memory() else []
+    if not module.is_initialized():
+        return []
+    has_context = private(torch, "_C._cuda_hasPrimaryContext") if backend == "cuda" else None
+    # Devices that hold memory must have a context.
+    has_context = has_context or module.memory_reserved
+    return [index for index in range(module.device_count()) if has_context(index)]
+
+
 # NVML describes cards without a context. torch itself counts them by it.
-
-
-class _Card(NamedTuple):
-    """A card of CUDA."""
-
-    name: str
-    free_bytes: int
-    total_bytes: int
 
 
 @functools.lru_cache(maxsize=1)
@@ -178,26 +146,26 @@ def _nvml() -> Any:
     return library if library.nvmlInit_v2() == 0 else None
 
 
-def _cards(torch: Any) -> list[_Card]:
-    """Describe the visible cards of CUDA, without a context; empty without NVML."""
+def _cards(torch: Any) -> list[tuple[str, DeviceMemory]]:
+    """Return the names and the memory of CUDA's visible cards, without a context."""
     if getattr(torch.version, "cuda", None) is None or _nvml() is None:
         return []
-    return [_describe(torch, index) for index in range(torch.cuda.device_count())]
-
-
-def _describe(torch: Any, index: int) -> _Card:
     ctypes, nvml = sys.modules["ctypes"], _nvml()
     of_visible = private(torch, "cuda._get_nvml_device_index")  # It reads CUDA_VISIBLE_DEVICES.
-    handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-    sizes = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
-    number = ctypes.c_uint(index if of_visible is None else of_visible(index))
-    if (
-        nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
-        or nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
-        or nvml.nvmlDeviceGetMemoryInfo(handle, sizes)
-    ):
-        raise OSError(f"NVML does not describe cuda:{index}")
-    return _Card(name.value.decode(errors="replace"), sizes[1], sizes[0])
+    cards = []
+    for index in range(torch.cuda.device_count()):
+        handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+        sizes = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        number = ctypes.c_uint(index if of_visible is None else of_visible(index))
+        if (
+            nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
+            or nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
+            or nvml.nvmlDeviceGetMemoryInfo(handle, sizes)
+        ):
+            raise OSError(f"NVML does not describe cuda:{index}")
+        memory = DeviceMemory(0, 0, sizes[1], sizes[0])
+        cards.append((name.value.decode(errors="replace"), memory))
+    return cards
 
 
 def _driver_is_too_old(torch: Any) -> bool:
@@ -230,9 +198,7 @@ def _device_memory() -> dict[str, DeviceMemory]:
             name = f"{backend}:{index}"
             read = functools.partial(_memory_of, backend, index, torch)
             found[name] = query(read, None, f"memory of {name}")
-    cards: list[_Card] = query(lambda: _cards(torch), [], "NVML")
-    for index, card in enumerate(cards):
-        unused = DeviceMemory(0, 0, card.free_bytes, card.total_bytes)
+    for index, (_, unused) in enumerate(query(lambda: _cards(torch), [], "NVML")):
         found.setdefault(f"cuda:{index}", unused)
     return {name: memory for name, memory in found.items() if memory is not None}
 
@@ -255,49 +221,34 @@ def memory_snapshot() -> MemorySnapshot:
         return MemorySnapshot()
 
 
-def _is_capturing(module: Any) -> bool:
-    """Return whether a CUDA graph is being captured, which emptying a cache would break.
-
-    Call it inside the guard of a device in use: on other devices it creates a device context.
-    """
-    ask = getattr(module, "is_current_stream_capturing", None)
-    return ask is not None and bool(ask())
-
-
-def captures_graph(torch: Any) -> bool:
-    """Return whether this thread is capturing a CUDA graph on a device in use."""
-    for index in devices_in_use("cuda", torch):
-        with torch.cuda.device(index):
-            if _is_capturing(torch.cuda):
+def _captures_graph(backend: str, torch: Any) -> bool:
+    """Return whether a graph is being captured on a device in use; to free memory breaks that."""
+    module = getattr(torch, backend)
+    ask: Any = getattr(module, "is_current_stream_capturing", None)
+    for index in devices_in_use(backend, torch) if ask is not None else ():
+        with module.device(index):  # Any other device would get a context.
+            if ask():
                 return True
     return False
 
 
 def _empty_cache(backend: str, torch: Any) -> bool:
-    in_use = devices_in_use(backend, torch)
-    # A device in an error state (illegal access, lost GPU) raises from every call.
-    return bool(in_use) and query(
-        functools.partial(_empty_all, getattr(torch, backend), in_use),
-        False,
-        f"emptying the cache of {backend}",
-    )
-
-
-def _empty_all(module: Any, in_use: list[int]) -> bool:
-    """Empty the caches of all devices of a backend, which one call of `empty_cache` does.
+    """Empty the caches of all devices of a backend, which one call of torch's function does.
 
     It is called on a device that has a context; on any other it would create one.
     """
-    if not hasattr(module, "device"):
-        module.empty_cache()
+    in_use = devices_in_use(backend, torch)
+
+    def empty() -> bool:
+        if _captures_graph(backend, torch):
+            return False
+        module = getattr(torch, backend)
+        with nullcontext() if backend == "mps" else module.device(in_use[0]):
+            module.empty_cache()
         return True
-    for index in reversed(in_use):
-        with module.device(index):
-            if _is_capturing(module):
-                return False
-            if index == in_use[0]:
-                module.empty_cache()
-    return True
+
+    # A device in an error state (illegal access, lost GPU) raises from every call.
+    return bool(in_use) and query(empty, False, f"emptying the cache of {backend}")
 
 
 @early_bound
@@ -391,97 +342,57 @@ def trim_host() -> bool:
         return False
 
 
-# What torch keeps outside its allocators, which `empty_cache` does not return. No step imports a
-# module or initialises a device that the program does not use.
+def clear_caches_of_torch() -> None:
+    """Clear what torch keeps outside its allocators, which `empty_cache` does not return.
+
+    Imports no module and initialises no device that the program does not use. Never raises: this
+    torch may lack a function, or a device may be in error.
+    """
+    torch = loaded_torch()
+    if torch is None:
+        return
+    dynamo = sys.modules.get("torch._dynamo")  # Importing it takes 0.8 s.
+    if dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False):
+        query(dynamo.reset, None, "compiled code")  # Its guards keep models alive.
+    if has_frozen():
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+    if query(
+        lambda: not torch.cuda.is_initialized() or _captures_graph("cuda", torch), True, "CUDA"
+    ):
+        return  # These steps would initialise CUDA, or break the capture of a graph.
+    query(lambda: _clear_cublas_workspaces(torch), None, "cuBLAS workspaces")
+    for index in range(torch.cuda.device_count()):  # Their work areas are on the device.
+        query(torch.backends.cuda.cufft_plan_cache[index].clear, None, "cuFFT plans")
+    query(torch.cuda.ipc_collect, None, "tensors that other processes have closed")
+    empty_pinned_cache(torch)
 
 
-def _reset_dynamo(torch: Any) -> bool:
-    """Reset compiled code, whose guards keep models alive. Importing torch._dynamo takes 0.8 s."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None or getattr(getattr(dynamo, "__spec__", None), "_initializing", False):
-        return False
-    dynamo.reset()
-    return True
-
-
-def _unfreeze(torch: Any) -> bool:
-    """Collect cycles that `gc.freeze` has excluded from collections."""
-    if not has_frozen():
-        return False
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    return True
-
-
-def _clear_cublas_workspaces(torch: Any) -> bool:
+def _clear_cublas_workspaces(torch: Any) -> None:
     """Clear cuBLAS's workspaces: about 8.5 MB (32 MiB on Hopper) for each handle and stream.
 
     A CUDA graph keeps the address of its stream's workspace, but not the workspace itself. After
     clearing, a replay would write to memory of others. So the workspaces stay while a graph may
     exist.
     """
-    if _may_have_graphs(torch):
-        gc.collect()  # Graphs of compiled code may be in cycles.
-    if _may_have_graphs(torch):
+    kind = torch.cuda.CUDAGraph
+    kinds = [kind, *kind.__subclasses__()]
+    if has_frozen() or any(type(one) in kinds for one in gc.get_referrers(*kinds)):
         log(DEBUG, "cuBLAS workspaces not cleared: a CUDA graph may use them")
-        return False
-    clear = private(torch, "_C._cuda_clearCublasWorkspaces")
-    return clear is not None and clear() is None
+    else:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
-def _may_have_graphs(torch: Any) -> bool:
-    """Return whether a CUDA graph may exist. `gc.freeze` hides objects from the search."""
-    kind = getattr(torch.cuda, "CUDAGraph", None)
-    kinds = [] if kind is None else [kind, *kind.__subclasses__()]
-    return has_frozen() or any(type(one) in kinds for one in gc.get_referrers(*kinds))
-
-
-def _clear_fft_plans(torch: Any) -> bool:
-    """Clear cuFFT's plans, which hold work areas on the device."""
-    for index in range(torch.cuda.device_count()):
-        torch.backends.cuda.cufft_plan_cache[index].clear()
-    return True
-
-
-def _empty_pinned_cache(torch: Any) -> bool:
-    """Free page-locked host memory that torch keeps for the next copy.
+def empty_pinned_cache(torch: Any) -> None:
+    """Free page-locked host memory that torch keeps for the next copy. Never raises.
 
     The public function exists from torch 2.13 on; `torch.cuda.graph` calls the older private one.
     """
     public = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
     empty = public or private(torch, "_C._host_emptyCache")
-    return empty is not None and empty() is None
-
-
-STEPS: dict[str, Callable[[Any], bool]] = {
-    "compiled code": _reset_dynamo,
-    "frozen cycles": _unfreeze,
-}
-CUDA_STEPS: dict[str, Callable[[Any], bool]] = {
-    "cuBLAS workspaces": _clear_cublas_workspaces,
-    "cuFFT plans": _clear_fft_plans,
-    # Tensors that other processes have closed.
-    "IPC handles": lambda torch: torch.cuda.ipc_collect() is None,
-    "pinned host memory": _empty_pinned_cache,
-}
-"""Steps that would initialise CUDA, and would break the capture of a CUDA graph."""
-
-
-def clear_caches_of_torch() -> list[str]:
-    """Run all steps. Never raises: this torch may lack a function, or a device may be in error.
-
-    Returns:
-        The names of the steps that cleared something.
-    """
-    torch = loaded_torch()
-    if torch is None:
-        return []
-    steps = dict(STEPS)
-    if query(lambda: torch.cuda.is_initialized() and not captures_graph(torch), False, "CUDA"):
-        steps.update(CUDA_STEPS)
-    run = {name: functools.partial(step, torch) for name, step in steps.items()}
-    return [name for name in run if query(run[name], False, name)]
+    if empty is not None:
+        query(empty, None, "pinned host memory")
 
 
 # What there is
@@ -518,16 +429,13 @@ def _cuda_is_available(torch: Any) -> bool:
     return int(torch.cuda.device_count()) > 0 and not _driver_is_too_old(torch)
 
 
-_IS_AVAILABLE: dict[str, Callable[[Any], bool]] = {
-    "cuda": _cuda_is_available,
-    "xpu": lambda torch: bool(torch.xpu.is_available()),
-    "mps": lambda torch: bool(torch.backends.mps.is_available()),
-}
-
-
 def _is_available(backend: str, torch: Any) -> bool:
-    available: bool = query(lambda: _IS_AVAILABLE[backend](torch), False, f"is {backend} available")
-    return available
+    ask: dict[str, Callable[[], Any]] = {
+        "cuda": lambda: _cuda_is_available(torch),
+        "xpu": lambda: torch.xpu.is_available(),
+        "mps": lambda: torch.backends.mps.is_available(),
+    }
+    return bool(query(ask[backend], False, f"is {backend} available"))
 
 
 @early_bound
@@ -601,8 +509,8 @@ def get_device_info() -> DeviceInfo:
     info["device_count"] = query(lambda: int(module.device_count()), 1, "device_count")
     in_use = devices_in_use(backend, torch)
     if not in_use and backend == "cuda":
-        cards: list[_Card] = query(lambda: _cards(torch), [], "NVML")
-        info["device_name"] = cards[0].name if cards else backend
+        cards = query(lambda: _cards(torch), [], "NVML")
+        info["device_name"] = cards[0][0] if cards else backend
     if in_use:
         current = query(lambda: int(module.current_device()), in_use[0], "current_device")
         name = query(lambda: str(module.get_device_name(current)), backend, "device name")

@@ -7,7 +7,6 @@ import functools
 import gc
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,14 +17,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 from torch_utils._memory import empty_caches, trim_host
 from torch_utils._runtime import (
     DEBUG,
-    called_function,
     loaded_torch,
     log,
     notify,
     reference_counts,
 )
-
-__all__ = ["clear_exception_frames", "find_batch_size", "is_out_of_memory"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,55 +44,18 @@ _RUNTIME_MESSAGES = (
 )
 
 
-class Handled:
-    """The exception that is being handled at one moment, with its causes and contexts.
-
-    Python makes the handled exception the context of any exception that is raised meanwhile, even
-    if the two are unrelated. This class tells older exceptions from newer ones.
-    """
-
-    def __init__(self, current: BaseException | None) -> None:
-        self._older = list(walk_chain(current)) if current is not None else []
-
-    def __contains__(self, error: object) -> bool:
-        return any(error is older for older in self._older)
-
-    def is_out_of_memory(self, exc: BaseException, *, contexts: bool = True) -> bool:
-        """Return whether memory ran out in an exception that was raised since.
-
-        Older contexts do not count. Older causes do, because the program named them by ``from``.
-        """
-        chain = walk_chain(exc, self, contexts=contexts)
-        return exc not in self and any(map(_says_out_of_memory, chain))
-
-    def clear_frames(self, exc: BaseException) -> int:
-        """Clear the frames of exceptions that were raised since; see `clear_exception_frames`."""
-        newer = (error for error in walk_chain(exc, self) if error not in self)
-        return sum(map(_clear_frames_of, newer))
-
-
-def walk_chain(
-    error: BaseException, handled: Handled | None = None, *, contexts: bool = True
-) -> Iterator[BaseException]:
-    """Yield an exception and its causes, contexts and group members, each once.
-
-    Args:
-        error: The exception to start from.
-        handled: Contexts that belong to it are skipped.
-        contexts: Whether to follow contexts, which may be unrelated, at all.
-    """
+def _walk_chain(error: BaseException, *, contexts: bool = True) -> Iterator[BaseException]:
+    """Yield an exception and its causes, contexts and group members, each once."""
     seen: set[int] = set()
     pending: list[Any] = [error]
     while pending:
         current = pending.pop()
-        if not isinstance(current, BaseException) or id(current) in seen:
-            continue
-        seen.add(id(current))
-        yield current
-        pending.append(current.__cause__)
-        if contexts and (handled is None or current.__context__ not in handled):
-            pending.append(current.__context__)
-        pending += _members(current)
+        if isinstance(current, BaseException) and id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            pending += [current.__cause__, *_members(current)]
+            if contexts:
+                pending.append(current.__context__)
 
 
 def _members(error: BaseException) -> list[Any]:
@@ -117,7 +76,7 @@ def is_out_of_memory(exc: BaseException) -> bool:
     Returns:
         True if one of them is an out-of-memory error. Imports nothing.
     """
-    return any(map(_says_out_of_memory, walk_chain(exc)))
+    return any(map(_says_out_of_memory, _walk_chain(exc)))
 
 
 def _says_out_of_memory(error: BaseException) -> bool:
@@ -151,7 +110,7 @@ def clear_exception_frames(exc: BaseException) -> int:
     Returns:
         The number of frames that were cleared.
     """
-    return sum(map(_clear_frames_of, walk_chain(exc)))
+    return sum(map(_clear_frames_of, _walk_chain(exc)))
 
 
 def _clear_frames_of(error: BaseException) -> int:
@@ -198,7 +157,6 @@ def find_batch_size(
     function: Callable[Concatenate[int, P], R],
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
-    restore_after: int | None = None,
     *,
     factor: float = 0.5,
 ) -> Callable[P, R]: ...
@@ -207,7 +165,6 @@ def find_batch_size(
     function: None = None,
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
-    restore_after: int | None = None,
     *,
     factor: float = 0.5,
 ) -> Callable[[Callable[Concatenate[int, P], R]], Callable[P, R]]: ...
@@ -215,7 +172,6 @@ def find_batch_size(
     function: Callable[..., Any] | None = None,
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
-    restore_after: int | None = None,
     *,
     factor: float = 0.5,
 ) -> Any:
@@ -240,8 +196,6 @@ def find_batch_size(
         function: The function to decorate.
         starting_batch_size: The first size to try.
         reduce_batch_size_fn: Returns the next smaller size, instead of ``factor``.
-        restore_after: After this many successful calls in a row, try the next larger size again,
-            up to the starting size. None keeps a size that was found.
         factor: The next size is the last one times ``factor``, rounded down. With the default of
             0.5, four tries fail between 128 and 8, and the result is at least half of what would
             fit. With 0.9, as in newer versions of accelerate, 22 tries fail and the result is
@@ -253,8 +207,8 @@ def find_batch_size(
     Raises:
         RuntimeError: "No executable batch size found": even a batch size of 1 does not fit. The
             cause is the exception of the last try.
-        TypeError: ``function`` is not callable, is a method, or is a generator function, which
-            cannot be repeated after it has yielded.
+        TypeError: ``function`` is not callable, or is a generator function, which cannot be
+            repeated after it has yielded.
         ValueError: ``factor`` is not between 0 and 1, ``starting_batch_size`` is not a whole number
             of at least 0, or ``reduce_batch_size_fn`` returned a size that is not smaller.
     """
@@ -269,7 +223,6 @@ def find_batch_size(
             find_batch_size,
             starting_batch_size=starting_batch_size,
             reduce_batch_size_fn=reduce_batch_size_fn,
-            restore_after=restore_after,
             factor=factor,
         )
     if not callable(function):
@@ -277,35 +230,29 @@ def find_batch_size(
             f"find_batch_size must decorate a function, got {function!r}; pass the first batch "
             "size as starting_batch_size="
         )
-    size = _Size(starting_batch_size, reduce_batch_size_fn, restore_after, factor)
-    called = called_function(function)
-    if inspect.isfunction(function) and function.__code__.co_varnames[:1] in (("self",), ("cls",)):
-        raise TypeError(
-            f"find_batch_size cannot decorate the method {function.__qualname__}, because the "
-            "batch size is the first argument; decorate a function inside it"
-        )
-    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+    size = _Size(starting_batch_size, factor, reduce_batch_size_fn)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"find_batch_size cannot repeat {function!r}, a generator function; decorate a "
             "function that returns its whole result"
         )
-    if inspect.iscoroutinefunction(called):
+    if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def awaiting_wrapper(*args: Any, **kwargs: Any) -> Any:
-            attempts = size.attempts()
-            while True:
-                with next(attempts) as batch_size:
-                    return await function(batch_size, *args, **kwargs)
+            for attempt in size.attempts():
+                with attempt:
+                    return await function(attempt.batch_size, *args, **kwargs)
+            return None  # Unreachable: the last attempt raises.
 
         return awaiting_wrapper
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        attempts = size.attempts()
-        while True:
-            with next(attempts) as batch_size:
-                return function(batch_size, *args, **kwargs)
+        for attempt in size.attempts():
+            with attempt:
+                return function(attempt.batch_size, *args, **kwargs)
+        return None  # Unreachable, as above.
 
     return wrapper
 
@@ -318,19 +265,14 @@ class _Attempt:
     """One call with one batch size; as a context manager it suppresses out-of-memory errors."""
 
     batch_size: int
-    size: _Size
-    handled: Handled
     error: BaseException | None = None
 
-    def __enter__(self) -> int:
-        return self.batch_size
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if error is None:
-            self.size.succeeded(self.batch_size)
-        elif isinstance(error, Exception) and (
+        if isinstance(error, Exception) and (
             # An error that was raised while such an error was handled does not repeat the call.
-            self.handled.is_out_of_memory(error, contexts=False)
+            any(map(_says_out_of_memory, _walk_chain(error, contexts=False)))
             # cuDNN says so too if its workspace does not fit. accelerate repeats such calls.
             or (isinstance(error, RuntimeError) and _NOT_SUPPORTED in str(error))
         ):
@@ -342,53 +284,34 @@ class _Attempt:
 class _Size:
     """The batch size that calls share."""
 
-    start: int
-    reduce_fn: Callable[[], int] | None
-    restore_after: int | None
+    current: int
     factor: float
-    successes: int = 0
-
-    def __post_init__(self) -> None:
-        self._current = self.start
-        self._lock = threading.Lock()
+    reduce_fn: Callable[[], int] | None
 
     def attempts(self) -> Iterator[_Attempt]:
         """Yield an attempt for each size until one succeeds or the size reaches 0."""
-        handled = Handled(sys.exc_info()[1])
-        batch_size, error = self._current, None
+        batch_size, error = self.current, None
         while batch_size > 0:
-            attempt = _Attempt(batch_size, self, handled)
+            attempt = _Attempt(batch_size)
             yield attempt
             # Inside the `with` block the interpreter itself would keep the frames of the failed
             # call alive, and the tensors in them.
             error = attempt.error
             assert error is not None
-            handled.clear_frames(error)
+            clear_exception_frames(error)
             gc.collect()  # What the call created may be in cycles.
             empty_caches()
             trim_host()
-            failed, batch_size = batch_size, self._reduce(batch_size)
-            log(DEBUG, "out of memory with batch size %d, next: %d", failed, batch_size)
+            smaller = int(batch_size * self.factor) if self.reduce_fn is None else self.reduce_fn()
+            log(DEBUG, "out of memory with batch size %d, next: %d", batch_size, smaller)
+            if smaller >= batch_size:
+                raise ValueError(
+                    f"reduce_batch_size_fn must return less than {batch_size}, the size that "
+                    f"failed, got {smaller}"
+                )
+            batch_size = smaller
+            # If not even 1 fits, the next call starts with 1: memory may be free then.
+            self.current = min(self.current, max(batch_size, 1))
             if batch_size > 0:
                 notify("retry")
         raise RuntimeError("No executable batch size found, reached zero.") from error
-
-    def _reduce(self, failed: int) -> int:
-        with self._lock:
-            self.successes = 0
-            smaller = int(failed * self.factor) if self.reduce_fn is None else self.reduce_fn()
-            if smaller >= failed:
-                raise ValueError(
-                    f"reduce_batch_size_fn must return less than {failed}, the size that failed, "
-                    f"got {smaller}"
-                )
-            # If not even 1 fits, the next call starts with 1: memory may be free then.
-            self._current = min(self._current, max(smaller, min(1, self.start)))
-            return smaller
-
-    def succeeded(self, size: int) -> None:
-        with self._lock:
-            self.successes += 1
-            if self.restore_after is not None and self.successes >= self.restore_after:
-                self.successes = 0
-                self._current = min(max(size + 1, int(size / self.factor)), self.start)

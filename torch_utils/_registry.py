@@ -17,7 +17,7 @@ from _thread import allocate_lock, get_ident
 from os import getpid
 from sys import modules
 from time import monotonic, sleep
-from types import AsyncGeneratorType, CoroutineType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from torch_utils._runtime import ERROR, PHASE, early_bound, log
 from torch_utils._signals import DeferredSignals
@@ -35,18 +35,24 @@ MOST_PASSES = 1000
 """How often the exit callback closes what was opened while it closed other resources."""
 QUIET_THREADS: list[int] = []
 """Threads that drop the parts of released objects. Destructors in these give no warning."""
-UNAWAITED = frozenset((CoroutineType, AsyncGeneratorType))
-"""Results that have not run yet. Other awaitables, such as tasks, run on their own."""
 
 
 @early_bound
-def unawaited_error(made: Any) -> TypeError:
-    """Close a result of one of the types `UNAWAITED`, and return the error for it."""
-    if type(made) is CoroutineType:
-        made.close()  # Otherwise Python warns that it was never awaited.
-    return TypeError(
-        f"{made.__qualname__}() has to be awaited, so it did not run; use `async with` and pass "
-        "the function to callback()"
+def ensure_ran(result: Any) -> Any:
+    """Return the result of a call, unless the call has not run yet.
+
+    Other awaitables than these, such as tasks, run on their own.
+
+    Raises:
+        TypeError: It is a coroutine or a generator.
+    """
+    if type(result) not in (CoroutineType, AsyncGeneratorType, GeneratorType):
+        return result
+    if type(result) is CoroutineType:
+        result.close()  # Otherwise Python warns that it was never awaited.
+    raise TypeError(
+        f"{result.__qualname__}() has to be awaited or iterated, so it did not run; use a plain "
+        "function, or `async with` and callback()"
     )
 
 
@@ -120,9 +126,6 @@ class Registry:
                         _report_unraisable(error, f"{entry.name}._release")
                     if entry.thread not in (None, me):
                         deadline = monotonic() + EXIT_WAIT_S
-            else:
-                endless = RuntimeError("a _release() always opens another resource at exit")
-                _report_unraisable(endless, "atexit")
             # A thread that was closing a resource may go on with others of the same collection.
             while monotonic() < deadline and any(self.get(e.key) is e for e in tried):
                 sleep(0.005)
@@ -196,9 +199,7 @@ class Entry:
                             return False
                         self.thread = get_ident()
                         try:
-                            result = self.release(subject)
-                            if type(result) in UNAWAITED:
-                                raise unawaited_error(result)
+                            ensure_ran(self.release(subject))
                         finally:
                             self._is_finished = True
                             REGISTRY.discard(self)

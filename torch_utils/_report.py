@@ -10,11 +10,9 @@ from torch_utils._memory import MemorySnapshot
 from torch_utils._runtime import early_bound
 from torch_utils.errors import repr_of
 
-__all__ = ["CleanupReport", "StillHeld", "format_bytes"]
-
-_UNKNOWN = "something that was not found, such as an autograd graph (torch.autocast keeps one)"
+_UNKNOWN = "something that was not found, such as a numpy view or an autograd graph"
 if sys.version_info < (3, 13):
-    _UNKNOWN = "probably a local variable of a running function, or an autograd graph"
+    _UNKNOWN = "probably a local variable of a running function, a numpy view or an autograd graph"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -30,7 +28,12 @@ def format_bytes(count: float) -> str:
 
 def is_variable(holder: str) -> bool:
     """Return whether the description of a holder names a variable."""
-    return "the variable " in holder or "Out[" in holder
+    return holder.startswith("the variable ")
+
+
+def is_in_use(holder: str) -> bool:
+    """Return whether a holder is a variable, so that a garbage collection frees nothing."""
+    return " variable " in holder
 
 
 def variables_first(holders: list[str]) -> tuple[str, ...]:

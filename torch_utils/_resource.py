@@ -14,11 +14,8 @@ from torch_utils._registry import QUIET_THREADS, REGISTRY, Entry
 from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
 from torch_utils.errors import ResourceClosedError, repr_of
 
-__all__ = ["Resource", "closes_on_error"]
-
 Self = TypeVar("Self", bound="Resource")
 I = TypeVar("I", bound=Callable[..., None])  # noqa: E741  (of an initialiser)
-_RUNS_LATER = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator (inspect.CO_*)
 
 
 class Resource:
@@ -50,10 +47,11 @@ class Resource:
     and a call from inside `_release` returns immediately. Forks: a forked child never releases its
     parent's resources; it may open and close its own. Resources cannot be copied or pickled.
 
-    `_release` must not be a coroutine function or a generator, and `close` must not be overridden:
-    the class statement raises TypeError. Do not override ``__del__``; a subclass that must do so
-    has to call this one. If a destructor closes the resource and a deferred signal handler raises,
-    Python prints that exception and continues, as it does in every destructor.
+    `_release` must not be a coroutine function or a generator function: closing raises TypeError.
+    `close` must not be overridden: the class statement raises TypeError. Do not override
+    ``__del__``; a subclass that must do so has to call this one. If a destructor closes the
+    resource and a deferred signal handler raises, Python prints that exception and continues, as it
+    does in every destructor.
     """
 
     # No state lives on the instance, so that `_release` may clear ``__dict__``, subclasses may
@@ -65,12 +63,6 @@ class Resource:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        code = getattr(cls._release, "__code__", None)
-        if code is not None and code.co_flags & _RUNS_LATER:
-            raise TypeError(
-                f"{cls.__name__}._release must be a plain function, not a coroutine function or a "
-                "generator; it must do all its work when it is called"
-            )
         if not cls.close.__module__.startswith("torch_utils."):
             raise TypeError(
                 f"{cls.__name__} must not override close(), which the with block, the destructor "

@@ -212,10 +212,9 @@ FALLBACKS = {
     "_C._storage_Use_Count": "models cannot sleep and are unloaded instead",
     "Tensor._use_count": "models cannot sleep and are unloaded instead",
     "_C._is_cached_tensor": "outputs of compiled code's CUDA graphs are errors",
-    "UntypedStorage._weak_ref": "storages are not counted",
-    "UntypedStorage._expired": "storages are not counted",
-    "UntypedStorage._free_weak_ref": "storages are not counted",
+    "multiprocessing.reductions.StorageWeakRef": "storages are not counted",
     "UntypedStorage._cdata": "storages are not counted",
+    "_C._cuda_hasPrimaryContext": "devices are in use if they hold memory",
     "cuda._get_nvml_device_index": "cards are described in the order of NVML",
     "_C._cuda_clearCublasWorkspaces": "cuBLAS workspaces are not cleared",
     "_C._host_emptyCache": "pinned host memory is not freed before torch 2.13",
@@ -231,20 +230,9 @@ def cuda_is_of_parent(torch: Any) -> bool:
 
 def private(torch: Any, name: str) -> Any | None:
     """Return torch's attribute for one of the names in `FALLBACKS`, or None."""
-    owner, _, attribute = name.partition(".")
-    return getattr(getattr(torch, owner, None), attribute, None)
-
-
-def called_function(function: Any) -> Any:
-    """Return the function that runs when an object is called; for an instance, its `__call__`."""
-    from functools import partial
-    from inspect import isroutine
-
-    if isinstance(function, (staticmethod, classmethod)):
-        return function.__func__
-    if isroutine(function) or isinstance(function, (type, partial)):
-        return function
-    return type(function).__call__
+    for attribute in name.split("."):
+        torch = getattr(torch, attribute, None)
+    return torch
 
 
 def reference_counts(things: list[Any]) -> list[int]:

@@ -4,7 +4,7 @@ A signal handler may raise (Ctrl-C raises KeyboardInterrupt) between any two ins
 would leave a cleanup half done. While the main thread closes a resource, one handler replaces the
 Python-level handlers of SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1 and SIGUSR2 and records each
 signal. Afterwards the original handlers are restored and called in order. A second Ctrl-C is
-delivered immediately, and a second SIGTERM after a second, because the cleanup may hang.
+delivered immediately, because the cleanup may hang.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import _signal as signal  # type: ignore[import-not-found]  # typeshed has no st
 import sys
 from _signal import getsignal
 from _thread import get_ident
-from math import inf
 from os import getpid
 from time import monotonic
 from weakref import WeakSet
@@ -27,17 +26,12 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-__all__ = ["SignalExit", "exit_on_signals"]
-
 REPEAT_S = 1.0
 """For how long further signals count as the first one: `timeout` sends each one twice."""
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _HANDLERS: dict[int, Any] = {}  # the program's own, by signal
-_PATIENCE_S = {signal.SIGINT: 0.0, signal.SIGTERM: 1.0}
-"""How long after the first a second signal waits as well; others always do."""
 _NOTED: list[int] = []
-_FIRST_S: dict[int, float] = {}  # when each noted signal came
 _BLOCKS: WeakSet[DeferredSignals] = WeakSet()  # the block that has replaced handlers
 _PIDS = [0]  # the process that entered it
 
@@ -62,9 +56,7 @@ def _note(number: int, frame: FrameType | None) -> None:
     if _is_stale():
         _put_back()
         _NOTED.clear()
-    elif number not in _NOTED or monotonic() - _FIRST_S[number] < _PATIENCE_S.get(number, inf):
-        if number not in _NOTED:
-            _FIRST_S[number] = monotonic()
+    elif number != signal.SIGINT or number not in _NOTED:
         _NOTED.append(number)
         return
     else:
@@ -148,7 +140,7 @@ class SignalExit:
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.previous: dict[int, Any] = {}
-        self._second = _EndProgram()
+        self._first_s = 0.0
         try:
             for number in dict.fromkeys(numbers):
                 self.previous[number] = getsignal(number)
@@ -168,7 +160,7 @@ class SignalExit:
         """
         restored = False
         for number, handler in self.previous.items():
-            if getsignal(number) in (self._handle, self._second):
+            if getsignal(number) in (self._handle, self._end_program):
                 # None is a handler in C, which Python cannot restore.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
                 restored = True
@@ -181,10 +173,10 @@ class SignalExit:
         self.restore()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._second.first_s = monotonic()
+        self._first_s = monotonic()
         for ours in self.previous:
             if getsignal(ours) == self._handle:
-                signal.signal(ours, self._second)
+                signal.signal(ours, self._end_program)
         earlier = self.previous[number]
         if callable(earlier) and earlier is not signal.default_int_handler:
             earlier(number, frame)
@@ -193,6 +185,14 @@ class SignalExit:
             if task is not None:  # So that asyncio does not log the exception as unretrieved.
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise SystemExit(128 + number)
+
+    def _end_program(self, number: int, frame: FrameType | None) -> None:
+        """Handle the second signal."""
+        if monotonic() - self._first_s > REPEAT_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    _end_program.is_deferred = False  # type: ignore[attr-defined]  # A cleanup may hang.
 
 
 def _runs_exit_callbacks(frame: FrameType | None) -> bool:
@@ -204,20 +204,6 @@ def _runs_exit_callbacks(frame: FrameType | None) -> bool:
         frame = frame.f_back
     # Before the exit callbacks, Python joins the other threads.
     return frame is None or frame.f_code is not threading._shutdown.__code__
-
-
-class _EndProgram:
-    """The handler after the first signal. It is never deferred, because a cleanup may hang."""
-
-    is_deferred = False
-
-    def __init__(self) -> None:
-        self.first_s = monotonic()
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if monotonic() - self.first_s > REPEAT_S:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
 
 
 def exit_on_signals(*signals: int) -> SignalExit:

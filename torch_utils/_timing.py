@@ -6,7 +6,7 @@ launches. On CUDA the device's own events are used, on other devices a synchroni
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,8 +16,6 @@ from typing import Any
 
 from torch_utils._memory import memory_snapshot
 from torch_utils._runtime import loaded_torch
-
-__all__ = ["Measurement", "measure", "measuring"]
 
 
 @dataclass
@@ -41,7 +39,7 @@ class Measurement:
     @property
     def median_s(self) -> float:
         """The median of ``device_s``."""
-        return statistics.median(self._measured())
+        return self.percentile_s(50)
 
     def percentile_s(self, percent: float) -> float:
         """Return a percentile of ``device_s`` in seconds, by the nearest rank.
@@ -54,14 +52,10 @@ class Measurement:
         """
         if not 0 <= percent <= 100:
             raise ValueError(f"percent must be between 0 and 100, got {percent}")
-        ordered = sorted(self._measured())
-        rank = max(1, -(-len(ordered) * percent // 100))
-        return ordered[int(rank) - 1]
-
-    def _measured(self) -> list[float]:
         if not self.device_s:
             raise ValueError(f"nothing measured yet on {self.device}; read it after the block")
-        return self.device_s
+        rank = max(1, math.ceil(len(self.device_s) * percent / 100))
+        return sorted(self.device_s)[rank - 1]
 
     def __str__(self) -> str:
         if not self.device_s:
@@ -123,35 +117,30 @@ def measuring(device: Any = None) -> Iterator[Measurement]:
     Raises:
         ValueError: torch lacks the device.
     """
-    torch = loaded_torch()
-    name = _device_name(torch, device)
-    result = Measurement(name)
-    kind = name.partition(":")[0]
+    torch: Any = loaded_torch()
+    if device is None:
+        is_on_cuda = torch is not None and torch.cuda.is_initialized()
+        device = f"cuda:{torch.cuda.current_device()}" if is_on_cuda else "cpu"
+    result = Measurement(str(device))
+    kind = result.device.partition(":")[0]
     module = getattr(torch, kind, None)
     if kind == "cpu":
         yield from _on_host(result)
-    elif not hasattr(module, "synchronize"):
-        reason = "import torch first" if torch is None else "torch has no such device"
-        raise ValueError(f"cannot measure on device {name!r}: {reason}")
-    elif kind == "cuda":
-        yield from _on_cuda(torch, result)
+    elif hasattr(module, "synchronize"):
+        yield from _on_device(kind, module, result)
     else:
-        yield from _with_synchronisation(module, result)
-
-
-def _device_name(torch: Any, device: Any) -> str:
-    if device is not None:
-        return str(device)
-    if torch is not None and torch.cuda.is_initialized():
-        return f"cuda:{torch.cuda.current_device()}"
-    return "cpu"
+        reason = "import torch first" if torch is None else "torch has no such device"
+        raise ValueError(f"cannot measure on device {result.device!r}: {reason}")
 
 
 def _on_host(result: Measurement) -> Iterator[Measurement]:
     before, has_mark = memory_snapshot().host.rss_bytes, False
     with suppress(OSError):  # Reset Linux's mark of the highest resident size; see proc(5).
         has_mark = Path("/proc/self/clear_refs").write_bytes(b"5") > 0
-    yield from _timed(result)
+    started = time.perf_counter()
+    yield result
+    result.host_s.append(time.perf_counter() - started)
+    result.device_s.append(result.host_s[-1])
     peak = memory_snapshot().host.rss_bytes
     if has_mark:
         status = Path("/proc/self/status").read_bytes()
@@ -159,36 +148,20 @@ def _on_host(result: Measurement) -> Iterator[Measurement]:
     result.peak_bytes = max(peak - before, 0)
 
 
-def _timed(result: Measurement, wait: Callable[[], object] = bool) -> Iterator[Measurement]:
+def _on_device(kind: str, module: Any, result: Measurement) -> Iterator[Measurement]:
+    where = () if kind == "mps" else (result.device,)  # Metal has one device.
+    module.synchronize(*where)  # Earlier launches do not belong to this block.
+    if hasattr(module, "reset_peak_memory_stats"):
+        module.reset_peak_memory_stats(*where)
+    events = [module.Event(enable_timing=True) for _ in range(2 if kind == "cuda" else 0)]
     started = time.perf_counter()
+    for event in events[:1]:
+        event.record(module.current_stream(*where))
     yield result
-    wait()
+    for event in events[1:]:
+        event.record(module.current_stream(*where))
+    module.synchronize(*where)
     result.host_s.append(time.perf_counter() - started)
-    result.device_s.append(result.host_s[-1])
-
-
-def _on_cuda(torch: Any, result: Measurement) -> Iterator[Measurement]:
-    cuda = torch.cuda
-    with cuda.device(result.device):
-        cuda.synchronize()  # Earlier launches do not belong to this block.
-        cuda.reset_peak_memory_stats()
-        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
-        started = time.perf_counter()
-        begin.record()
-    yield result
-    with cuda.device(result.device):
-        end.record()
-        end.synchronize()
-        result.host_s.append(time.perf_counter() - started)
-        result.device_s.append(begin.elapsed_time(end) / 1e3)
-        result.peak_bytes = cuda.max_memory_allocated()
-
-
-def _with_synchronisation(module: Any, result: Measurement) -> Iterator[Measurement]:
-    reset = getattr(module, "reset_peak_memory_stats", None)
-    module.synchronize()
-    if reset is not None:
-        reset()
-    yield from _timed(result, module.synchronize)
-    if reset is not None:
-        result.peak_bytes = module.max_memory_allocated()
+    result.device_s.append(events[0].elapsed_time(events[1]) / 1e3 if events else result.host_s[-1])
+    if hasattr(module, "max_memory_allocated"):
+        result.peak_bytes = module.max_memory_allocated(*where)

@@ -8,18 +8,6 @@ TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "CleanupError",
-    "ModelInUseError",
-    "ModelProcessError",
-    "NoRoomError",
-    "ReleasedError",
-    "ResourceClosedError",
-    "SignalError",
-    "TorchUtilsError",
-    "UnknownModelError",
-]
-
 
 class TorchUtilsError(Exception):
     """Base class of this package's exceptions."""

@@ -158,9 +158,9 @@ class LifespanScope(SafePyTorchCleanup):
 
     async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
         ends = time.monotonic() + self._deadline_s
-        for item in self._block.items if self._block is not None else ():
-            if isinstance(item.thing, ModelLender):
-                item.thing.closes_by = ends - self._deadline_s * (1 - _FOR_LEASES)
+        for step in self._block.steps if self._block is not None else ():
+            if isinstance(step.thing, ModelLender):
+                step.thing.closes_by = ends - self._deadline_s * (1 - _FOR_LEASES)
         threads: list[int] = []
 
         def close() -> None:

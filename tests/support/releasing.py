@@ -6,16 +6,12 @@ import contextlib
 import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-
-from torch_utils import CleanupReport, release
-from torch_utils._release import holders
 
 
 def weak(*things: torch.Tensor | nn.Module) -> list[StorageWeakRef]:
@@ -31,19 +27,6 @@ def gone(storages: Sequence[StorageWeakRef]) -> bool:
     """Return whether all these storages are freed."""
     assert storages, "there are no storages"
     return all(storage.expired() for storage in storages)
-
-
-@contextlib.contextmanager
-def search_time(seconds: float) -> Iterator[None]:
-    """Give the search for holders this time."""
-    with patch.object(holders, "SEARCH_S", seconds):
-        yield
-
-
-def release_and_search(*objects: Any) -> CleanupReport:
-    """Release, and search for holders as long as it takes on a busy machine."""
-    with search_time(30.0):
-        return release(*objects)
 
 
 @contextlib.contextmanager

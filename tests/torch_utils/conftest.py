@@ -10,8 +10,10 @@ import pytest
 
 @pytest.fixture
 def frozen_heap() -> Iterator[None]:
-    """Freeze the heap, so that the many collections and searches skip what was there before."""
-    gc.collect()
+    """Freeze the heap, so that full collections skip what was there before.
+
+    The holders among that are not found then.
+    """
     gc.freeze()
     yield
     gc.unfreeze()

@@ -28,7 +28,6 @@ from torch_utils import (
     Resource,
     SafePyTorchCleanup,
     TorchUtilsError,
-    exit_on_signals,
     release,
 )
 
@@ -55,21 +54,6 @@ def test_scope_releases_last_in_first_out() -> None:
         model(torch.ones(1, 16))
 
 
-def test_manage_calls_its_close_argument() -> None:
-    class Pool:
-        stopped = 0
-
-        def stop(self) -> None:
-            self.stopped += 1
-
-    with SafePyTorchCleanup() as scope:
-        one = scope.manage(Pool(), close=Pool.stop)
-        two = Pool()
-        assert scope.manage(two, close=two.stop) is two
-        three = scope.manage(Pool(), close=lambda pool: pool.stop())
-    assert (one.stopped, two.stopped, three.stopped) == (1, 1, 1)
-
-
 def test_exception_of_the_block_gets_a_note_for_each_failure() -> None:
     error = KeyError("mine")
     scope = SafePyTorchCleanup(strict=True)
@@ -81,20 +65,6 @@ def test_exception_of_the_block_gets_a_note_for_each_failure() -> None:
     assert error.__cause__ is None
     assert error.__context__ is None
     assert sum("also failed" in note for note in error.__notes__) == 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_that_breaks_off_a_release_is_not_lost(number: signal.Signals) -> None:
-    def hang() -> None:
-        signal.raise_signal(number)
-        threading.Event().wait(1.1)
-        signal.raise_signal(number)
-        raise AssertionError("went on")
-
-    with exit_on_signals(), pytest.raises((KeyboardInterrupt, SystemExit)):
-        with SafePyTorchCleanup() as scope:
-            scope.callback(hang)
-            raise ValueError("retry me")
 
 
 @pytest.fixture
@@ -244,13 +214,6 @@ def test_forked_child_does_not_use_its_parents_scope() -> None:
 # Decorators
 
 
-def test_decorator_without_parentheses_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"@SafePyTorchCleanup\(\), with parentheses"):
-
-        @SafePyTorchCleanup
-        def function() -> None: ...
-
-
 def test_decorator_opens_a_scope_for_each_call() -> None:
     before = torch.get_num_threads()
 
@@ -284,7 +247,7 @@ def test_decorator_refuses_generators() -> None:
         yield
 
     for function in (generate, generate_async):
-        with pytest.raises(TypeError, match=r"use a with block inside .*generate"):
+        with pytest.raises(TypeError, match=r"not <function .*generate.*use a with block instead"):
             SafePyTorchCleanup()(function)
 
 
@@ -296,7 +259,7 @@ def test_coroutine_in_a_plain_with_is_an_error_in_the_report() -> None:
 
     with SafePyTorchCleanup() as scope:
         scope.callback(closer)
-    assert "use `async with`" in str(scope.report.errors[0])
+    assert "`async with`" in str(scope.report.errors[0])
 
 
 def test_cancellation_skips_no_step() -> None:
@@ -408,22 +371,6 @@ def test_one_of_two_threads_enters_a_scope(attempts: int) -> None:
         sys.setswitchinterval(before)
 
 
-def test_popped_object_is_not_released() -> None:
-    closed: list[str] = []
-    with SafePyTorchCleanup(torch.ones(3)) as scope:
-        kept, gone = scope.manage(torch.ones(4)), scope.manage(torch.ones(5))
-        file = scope.manage(object(), close=lambda file: closed.append("file"))
-        assert scope.pop(kept) is kept
-        scope.pop(file)
-        for wrong in (kept, torch.ones(1)):
-            with pytest.raises(TorchUtilsError, match="does not manage that Tensor"):
-                scope.pop(wrong)
-    assert (kept.numel(), gone.numel(), closed) == (4, 0, [])
-    assert scope.report.freed_bytes == {"host": 12 + 20}
-    with pytest.raises(TorchUtilsError, match="not open"):
-        scope.pop(kept)
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_interrupted_cleanup_raises_the_interrupt_and_has_a_report(strict: bool) -> None:
     def interrupt() -> None:
@@ -461,40 +408,19 @@ def test_interrupt_before_an_async_callback_is_raised_and_does_not_drop_it(error
     assert ran == ["closer"]
 
 
-def test_cancellation_of_the_cleanup_after_a_failed_block_is_raised() -> None:
-    ran: list[str] = []
-
-    async def wait() -> None:
-        await asyncio.sleep(60)
-
-    async def work() -> None:
-        async with SafePyTorchCleanup() as scope:
-            scope.callback(ran.append, "last")
-            scope.callback(wait)
-            raise ValueError("of the block")
-
-    async def main() -> None:
-        task = asyncio.create_task(work())
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-    assert ran == ["last"]
-
-
 def test_close_function_gets_the_object_if_it_needs_it() -> None:
     """Builtins without a signature get it, unless they are methods of an object."""
     lock = threading.Lock()
     handles: list[list[int]] = [[1], [2]]
+    closed: list[int] = []
     with SafePyTorchCleanup() as scope:
         scope.manage(handles, close=list.clear)
         scope.manage(lock, close=lock.acquire)
         scope.manage([3], close=handles[0].append)
+        scope.manage(handles[1], close=lambda handle: closed.append(len(handle)))
         with pytest.raises(TypeError, match="or with the object alone"):
             scope.manage(object(), close=lambda first, second: None)
-    assert (handles, lock.locked()) == ([], True)
+    assert (handles, lock.locked(), closed) == ([], True, [1])
 
 
 def test_block_that_could_not_be_made_is_dropped_silently() -> None:

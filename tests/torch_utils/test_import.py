@@ -47,19 +47,6 @@ def test_import_only_registers_with_atexit() -> None:
     assert 1 <= int(result.stdout) <= 3
 
 
-def test_every_name_can_be_used_without_forks() -> None:
-    """Windows has no `os.register_at_fork`."""
-    program = """
-    import os
-    del os.register_at_fork
-    import torch, torch_utils
-    for name in dir(torch_utils):
-        getattr(torch_utils, name)
-    assert torch_utils.release(torch.ones(10)).freed_bytes == {"host": 40}
-    """
-    assert_clean(run_forked(program, quick_end=True))
-
-
 def test_public_names_exist_and_are_documented() -> None:
     assert sorted(torch_utils.__all__) == sorted(dir(torch_utils))
     for name in torch_utils.__all__:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import sys
 import time
@@ -61,11 +60,8 @@ def test_cuda_time_comes_from_events() -> None:
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
 
-        def record(self) -> None:
-            log.append("record")
-
-        def synchronize(self) -> None:
-            log.append("wait")
+        def record(self, stream: str) -> None:
+            log.append(f"record {stream}")
 
         def elapsed_time(self, other: Any) -> float:
             return 250.0
@@ -73,17 +69,16 @@ def test_cuda_time_comes_from_events() -> None:
     cuda = types.SimpleNamespace(
         is_initialized=lambda: True,
         current_device=lambda: 1,
-        device=lambda name: contextlib.nullcontext(log.append(f"on {name}")),
-        synchronize=lambda: log.append("synchronize"),
-        reset_peak_memory_stats=lambda: log.append("reset"),
-        max_memory_allocated=lambda: 123,
+        current_stream=lambda device: f"on {device}",
+        synchronize=lambda device: log.append(f"synchronize {device}"),
+        reset_peak_memory_stats=lambda device: log.append("reset"),
+        max_memory_allocated=lambda device: 123,
         Event=Event,
     )
     with installed(types.SimpleNamespace(cuda=cuda)):
         result = measure(lambda: log.append("launch"), warmup=0, repeat=1)
-    assert set(log) - {"on cuda:1"} and log[0] == "on cuda:1"
-    calls = [each for each in log if each != "on cuda:1"]
-    assert calls == ["synchronize", "reset", "record", "launch", "record", "wait"]
+    record, synchronize = "record on cuda:1", "synchronize cuda:1"
+    assert log == [synchronize, "reset", record, "launch", record, synchronize]
     assert result.device_s == [0.25]
     assert result.host_s[0] != 0.25
     assert (result.peak_bytes, result.device) == (123, "cuda:1")
@@ -92,9 +87,9 @@ def test_cuda_time_comes_from_events() -> None:
 def test_other_devices_are_synchronised() -> None:
     peaks = [1000]
     module = types.SimpleNamespace(
-        synchronize=lambda: None,
-        max_memory_allocated=lambda: peaks[-1],
-        reset_peak_memory_stats=lambda: peaks.append(0),
+        synchronize=lambda device: None,
+        max_memory_allocated=lambda device: peaks[-1],
+        reset_peak_memory_stats=lambda device: peaks.append(0),
     )
     with installed(types.SimpleNamespace(xpu=module, cuda=None)), measuring("xpu:0") as result:
         peaks.append(7)

@@ -17,7 +17,6 @@ from tests.support.other_pythons import other_pythons
 from tests.support.programs import assert_clean, run
 from tests.support.releasing import gone, weak
 from torch_utils import (
-    CleanupReport,
     SafePyTorchCleanup,
     clear_exception_frames,
     is_out_of_memory,
@@ -36,10 +35,8 @@ def chained(inner: BaseException, how: str) -> BaseException:
 
 SHAPES = {
     "torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-    "mps": RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"),
     "cpu allocator": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
     "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
-    "cudnn": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     "MemoryError": MemoryError(),
     "bad_alloc": RuntimeError("std::bad_alloc"),
     "ENOMEM": OSError(errno.ENOMEM, "Cannot allocate memory"),
@@ -73,15 +70,10 @@ def test_memory_error_in_a_group_is_recognised() -> None:
 
 LOOK_ALIKES = [
     ValueError("CUDA out of memory"),
-    KeyError("out of memory"),
     RuntimeError("CUDA error: an illegal memory access was encountered"),
     OSError(errno.ENOSPC, "No space left on device"),
     RuntimeError("unable to mmap 4 bytes from file </torch_1_2>: Permission denied (13)"),
-    OSError("memory"),
-    RuntimeError(),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
-    RuntimeError("pin_memory thread exited unexpectedly"),
-    AssertionError("out of memory"),
 ]
 
 
@@ -198,19 +190,6 @@ def test_report_keeps_no_frames_alive() -> None:
     assert isinstance(error, MemoryError)
     assert error.args[0].expired()
     assert "fail_with_tensor" in "".join(traceback.format_exception(error))
-
-
-def test_handled_exception_keeps_its_frames() -> None:
-    class Failing:
-        def close(self) -> None:
-            raise ValueError("close")
-
-    try:
-        fail_with_tensor()
-    except MemoryError as handled:
-        report: CleanupReport = release(Failing())
-        assert report.errors[0].__context__ is handled
-        assert not handled.args[0].expired()
 
 
 def test_clear_exception_frames_clears_closures() -> None:

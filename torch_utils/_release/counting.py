@@ -1,4 +1,4 @@
-"""Count the memory that a release will free, by weak references to storages.
+"""Find what a release empties, and count its memory by weak references to storages.
 
 A weak reference to a tensor dies while a numpy view or an autograd graph still keeps the memory. A
 weak reference to the tensor's storage, which holds the memory, does not.
@@ -10,28 +10,34 @@ as one: it may still go, as a part of a cycle. Nothing here decides what is empt
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import sys
+import types
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
+from weakref import ref
 
 from torch_utils._release.objects import (
     FUNCTIONS,
+    SUSPENDABLE,
     array_class,
+    attributes_of,
     bases_of,
     contents_of,
+    dictionary_slot,
+    find_in_class,
     is_among,
     is_entered_class,
     is_instance,
+    is_released,
+    items_of,
     module_of,
     name_of,
     parts_of,
+    slots_of,
 )
 from torch_utils._runtime import DEBUG, log, private, reference_counts, whole_torch
 
@@ -50,7 +56,6 @@ def without_overrides(torch: Any) -> Iterator[None]:
 
 _PARTS = ("_indices", "_values")  # of a sparse tensor
 _COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
-_NAMES = ("_weak_ref", "_expired", "_free_weak_ref", "_cdata")
 _MOST_LOOKS = 20_000
 """How many parts of objects that stay are examined; the memory behind others is not counted."""
 _LONGEST_NAME = 200  # The names of deeply nested parts would fill the memory.
@@ -64,8 +69,7 @@ class Held(NamedTuple):
         nbytes: Its size in bytes.
         device: "host" or torch's name of the device, such as "cuda:0".
         key: The address of the C++ object; the id of an array.
-        weak: torch's weak reference, to be freed once; a Python one of an array.
-        lent_at: The address of memory that an array, a buffer or a file lends; otherwise 0.
+        is_gone: Returns whether it was freed.
         is_expected: Whether it should be freed. The parameters of an optimizer belong to others.
         part: The number of the part that stays whole and holds it, or None.
     """
@@ -74,8 +78,7 @@ class Held(NamedTuple):
     nbytes: int
     device: str
     key: int
-    weak: Any
-    lent_at: int
+    is_gone: Callable[[], bool]
     is_expected: bool
     part: int | None
 
@@ -85,15 +88,11 @@ class Part(NamedTuple):
 
     Attributes:
         name: Its name in reports.
-        weak: Refers to it; None if it cannot be weakly referenced.
+        get: Returns the object; None if it is gone, or cannot be weakly referenced.
     """
 
     name: str
-    weak: ReferenceType[Any] | None
-
-    def get(self) -> Any:
-        """Return the object; None if it is gone, or cannot be weakly referenced."""
-        return None if self.weak is None else self.weak()
+    get: Callable[[], Any]
 
 
 @dataclass
@@ -102,6 +101,7 @@ class Root:
 
     Attributes:
         is_passed: Whether by itself.
+        close: What closes it, if anything does.
         is_found: Whether it holds memory: a tensor, a module, an array, packed weights.
         is_training: Whether most of what it refers to belongs to others, as in an optimizer.
     """
@@ -109,6 +109,7 @@ class Root:
     thing: Any
     name: str
     is_passed: bool = True
+    close: Callable[[], Any] | None = None
     is_found: bool = False
     is_training: bool = False
 
@@ -136,28 +137,24 @@ class Inventory:
         parts: What may stay whole.
         met: How many references to a part were met, by its id, if there are several.
         is_partial: Whether there is memory whose size is unknown, such as packed weights.
+        has_graph: Whether there is a tensor with an autograd graph.
     """
-
-    _held: dict[int, Held] = {}  # noqa: RUF012  (replaced; for an interrupted `__init__`)
 
     def __init__(self, *, follows_functions: bool = True) -> None:
         torch: Any = whole_torch()
         self._torch = torch
         self._follows_functions = follows_functions
         self._array = array_class()
-        self._is_able = torch is not None and not any(
-            private(torch, f"UntypedStorage.{name}") is None for name in _NAMES
-        )
-        self._is_expired: Any = private(torch, "UntypedStorage._expired")
-        self._free: Any = private(torch, "UntypedStorage._free_weak_ref")
+        self._weak_storage: Any = private(torch, "multiprocessing.reductions.StorageWeakRef")
         self._kinds: dict[int, tuple[int, type]] = {}
-        self._held = {}
+        self._held: dict[int, Held] = {}
         self._freed = Counter[str]()
         self._looks_left = _MOST_LOOKS
         self._part: int | None = None  # what is being counted as a whole
         self.parts: list[Part] = []
-        self.met = Counter[int]()
-        self.is_partial = False
+        self.met: Counter[int] = Counter()
+        self.is_partial: bool = False
+        self.has_graph: bool = False
 
     def kind(self, thing: Any) -> int:
         """Return how an object is counted; the same for all objects of its class."""
@@ -198,7 +195,7 @@ class Inventory:
             root.is_training = is_training_class(type(root.thing))
             self._enter(_Visit(root.thing, root.name, root, not root.is_training), pending)
         others: dict[int, _Visit] = {}
-        met = self.met = Counter[int]()
+        self.met = met = Counter[int]()
         while pending:
             thing, name, root, is_expected = pending.pop()
             visits: list[tuple[str, bool]] = []
@@ -240,7 +237,7 @@ class Inventory:
         kind = self.kind(visit.thing)
         # An object in a container may be a companion, such as a preprocessor with an array.
         visit.root.is_found |= kind in _MEMORY or (kind == ARRAY and visit.root.is_passed)
-        self.is_partial |= kind == PACKED
+        self.is_partial = self.is_partial or kind == PACKED
         if kind == TENSOR:
             self._add_tensor(visit.thing, visit.name, visit.is_expected)
         if kind == ARRAY:
@@ -254,7 +251,7 @@ class Inventory:
         try:
             self.parts.append(Part(visit.name, ref(visit.thing)))
         except TypeError:  # A list, a dictionary, an object with slots.
-            self.parts.append(Part(visit.name, None))
+            self.parts.append(Part(visit.name, lambda: None))
         pending: list[_Visit] = []
         self._enter(visit, pending)
         if not visit.root.is_passed:  # What lies behind it does not belong to a companion.
@@ -271,37 +268,32 @@ class Inventory:
 
     def _add_tensor(self, tensor: Any, name: str, is_expected: bool) -> None:
         """Count a tensor and its gradient."""
-        if not self._is_able:
+        if self._weak_storage is None:
             return
         base = self._torch.Tensor
         self._add_storages(tensor, name, is_expected)
-        if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):
+        is_leaf = base.is_leaf.__get__(tensor)
+        self.has_graph = self.has_graph or not is_leaf
+        if is_leaf or base.retains_grad.__get__(tensor):
             gradient = base.grad.__get__(tensor)
             if gradient is not None:
                 self._add_storages(gradient, f"{name}.grad", is_expected)
 
     def _add_storages(self, tensor: Any, name: str, is_expected: bool) -> None:
         storages = storages_of(self._torch, tensor)
-        self.is_partial |= not storages  # Opaque layouts, such as mkldnn's.
+        self.is_partial = self.is_partial or not storages  # Opaque layouts, such as mkldnn's.
         for storage in storages:
             try:
-                key = storage._cdata
+                key, nbytes, device = storage._cdata, storage.nbytes(), storage.device
                 known = self._held.get(key)
                 if known is not None and (known.is_expected or not is_expected):
                     continue
-                nbytes, device, address = storage.nbytes(), storage.device, storage.data_ptr()
-                if not nbytes or not address or device.type == "meta":
-                    continue
-                self._held[key] = Held(
-                    name,
-                    nbytes,
-                    name_of_device(device),
-                    key,
-                    storage._weak_ref() if known is None else known.weak,
-                    0 if storage.resizable() else address,
-                    is_expected,
-                    self._part,
-                )
+                if nbytes and storage.data_ptr() and device.type != "meta":
+                    is_gone = self._weak_storage(storage).expired
+                    device_name = name_of_device(device)
+                    self._held[key] = Held(
+                        name, nbytes, device_name, key, is_gone, is_expected, self._part
+                    )
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Fake and functional tensors have no real storage.
                 log(DEBUG, "%s: its storage cannot be counted: %r", name, error)
@@ -312,65 +304,31 @@ class Inventory:
             array = base
         nbytes = self._array.nbytes.__get__(array)
         if base is None and nbytes and id(array) not in self._held:
+            weak = ref(array)
             self._held[id(array)] = Held(
-                name, nbytes, "host", id(array), ref(array), 0, is_expected, self._part
+                name, nbytes, "host", id(array), lambda: weak() is None, is_expected, self._part
             )
 
     # Results
 
-    def is_gone(self, held: Held) -> bool:
-        """Return whether memory was freed."""
-        if isinstance(held.weak, ReferenceType):
-            alive: object = held.weak()
-            return alive is None
-        return self.is_expired(held) and not _is_mapped(held)
-
-    def forget_gone(self) -> None:
-        """Free the weak references of freed storages, which use the heap, and keep their sizes."""
-        for key in list(self._held):  # Pairs would set off garbage collections.
-            held = self._held[key]
-            if self.is_gone(held):
-                self._freed[held.device] += held.nbytes
-                self._forget(key)
-
-    def _forget(self, key: int) -> None:
-        held = self._held.pop(key)
-        if not isinstance(held.weak, ReferenceType):
-            self._free(held.weak)
-
     def freed_bytes(self) -> dict[str, int]:
         """Return the bytes that were freed, by device."""
-        self.forget_gone()
+        self.alive()
         return dict(self._freed)
 
     def alive(self) -> list[Held]:
         """Return what should be freed but still exists, the largest first."""
-        self.forget_gone()
+        for key in list(self._held):  # Pairs would set off garbage collections.
+            held = self._held[key]
+            if held.is_gone():
+                self._freed[held.device] += held.nbytes
+                del self._held[key]
         alive = [held for held in self._held.values() if held.is_expected]
         return sorted(alive, key=lambda held: -held.nbytes)
 
-    def is_lent(self, held: Held) -> bool:
-        """Return whether torch freed a storage, and only its lender keeps the memory."""
-        return bool(held.lent_at) and self.is_expired(held)
-
-    def lent_bytes(self) -> int:
-        """Return the bytes that torch freed, and whose lender may have freed them as well."""
-        return sum(held.nbytes for held in self._held.values() if self.is_lent(held))
-
-    def is_expired(self, held: Held) -> bool:
-        """Return whether torch freed a storage."""
-        expired: bool = self._is_expired(held.weak)
-        return expired
-
     def blocks(self) -> dict[Hashable, tuple[str, int]]:
         """Return the device and the bytes of each piece of memory that still exists, by its key."""
-        alive = [held for held in self.alive() if not self.is_lent(held)]
-        return {held.key: (held.device, held.nbytes) for held in alive}
-
-    def __del__(self) -> None:
-        """Free the weak references, each of which uses about 100 bytes of the C heap."""
-        for key in list(self._held):
-            self._forget(key)
+        return {held.key: (held.device, held.nbytes) for held in self.alive()}
 
 
 def _join(name: str, label: str) -> str:
@@ -408,21 +366,6 @@ def is_plain(torch: Any, tensor: Any) -> bool:
     return kind is torch.nn.Parameter or kind is torch.Tensor
 
 
-def _is_mapped(held: Held) -> bool:
-    """Return whether memory that was lent to torch still exists.
-
-    The address tells: a file of weights is unmapped with its last tensor, an array stays mapped.
-    """
-    if not held.lent_at:
-        return False
-    if held.device != "host" or not sys.platform.startswith("linux"):
-        return True
-    state = ctypes.create_string_buffer(1)
-    page = ctypes.c_void_p(held.lent_at - held.lent_at % mmap.PAGESIZE)
-    failed: int = ctypes.CDLL(None).mincore(page, ctypes.c_size_t(1), state)
-    return not failed
-
-
 @lru_cache(maxsize=100)
 def name_of_device(device: Any) -> str:
     """Return "host" for the CPU, otherwise torch's name of a device."""
@@ -447,3 +390,94 @@ def storages_of(torch: Any, tensor: Any) -> list[Any]:
             # A CSR tensor has no ccol_indices.
             found.append(base.untyped_storage(getattr(base, name)(tensor)))
     return found
+
+
+# What a release empties
+
+OTHERS = "Pass its models or tensors, or give it a close() method"
+_ONCE = "It can be read only once: pass list(...) of it, or the model itself"
+_ADVICE: list[tuple[tuple[type, ...], str]] = [
+    ((type,), "It is a class: pass an instance"),
+    ((types.ModuleType,), "It is a module of Python, such as numpy: pass the models in it"),
+    (FUNCTIONS, "It is a function: pass what it returns, such as load() instead of load"),
+    (SUSPENDABLE, _ONCE),
+]
+_STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
+
+
+def roots_of(objects: Sequence[Any], inventory: Inventory, caller: str = "release()") -> list[Root]:
+    """Return the objects to empty, each once; a container stands for what is in it.
+
+    Raises:
+        TypeError: An object that was passed by itself can never be released.
+    """
+    roots: dict[int, Root] = {}
+    seen: set[int] = set()
+    pending = [(thing, name_of(type(thing)), True) for thing in reversed(objects)]
+    while pending:
+        thing, name, is_passed = pending.pop()
+        if thing is None or id(thing) in seen or is_released(thing):
+            continue
+        seen.add(id(thing))
+        is_tensor = inventory.kind(thing) == TENSOR
+        items = None if is_tensor else items_of(thing)
+        close = None if is_tensor else _closer_of(thing)
+        if items is not None:
+            pending += [(item, name + label, False) for item, label in items][::-1]
+            if close is None and not attributes_of(thing):
+                continue
+            name, is_passed = name_of(type(thing)), False
+        advice = _refusal(thing, inventory, close)
+        if not advice:
+            roots[id(thing)] = Root(
+                thing, name if is_tensor else name_of(type(thing)), is_passed, close
+            )
+        elif is_passed:
+            raise unsupported(thing, advice, caller)
+    return list(roots.values())
+
+
+def _closer_of(thing: Any) -> Callable[[], Any] | None:
+    """Return what closes an object: its method, or a function in its attribute ``close``."""
+    close = attributes_of(thing).get("close")
+    if callable(close):
+        return close  # type: ignore[no-any-return]
+    method = find_in_class(type(thing), "close")
+    is_method = type(method) in (staticmethod, classmethod) or callable(method)
+    return (lambda: thing.close()) if is_method else None
+
+
+def _refusal(thing: Any, inventory: Inventory, close: Callable[[], Any] | None) -> str:
+    """Return why an object can never be released, and what to pass instead; "" if it may be.
+
+    An object with attributes may be: it may load its model later.
+    """
+    kind, sort = type(thing), inventory.kind(thing)
+    if sort == TENSOR:
+        is_nested = whole_torch().Tensor.is_nested.__get__(thing)  # type: ignore[union-attr]
+        return "It is a nested tensor, which cannot be emptied: use `del`" if is_nested else ""
+    bases = bases_of(kind)
+    for classes, advice in _ADVICE:
+        if any(is_among(base, bases) for base in classes):
+            return advice
+    if sort == ARRAY:
+        return "The last reference to an array keeps its memory: use `del`"
+    if any(module_of(base).partition(".")[0] == "faiss" for base in bases):
+        return "Call the reset() of the faiss index, and delete the variables that refer to it"
+    if any(thing is getattr(sys, name, None) for name in _STREAMS):
+        return "The program uses this stream"
+    if close is None and find_in_class(kind, "__next__") is not None:
+        return _ONCE
+    has_attributes = bool(slots_of(kind)) or dictionary_slot(kind) is not None
+    is_able = sort == MODULE or close is not None or has_attributes
+    return "" if is_able and sort != SKIPPED else OTHERS
+
+
+def unsupported(thing: Any, advice: str, caller: str = "release()") -> TypeError:
+    """Return the error for an object that cannot be released."""
+    kind = f"{module_of(type(thing))}.{name_of(type(thing))}"
+    article = "an" if kind[:1].lower() in "aeiou" else "a"
+    rest = "Nothing was changed"
+    if caller != "release()":
+        rest = "Or pass it to manage() with a function as close="
+    return TypeError(f"{caller} cannot release {article} {kind}. {advice}. {rest}.")

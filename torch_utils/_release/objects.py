@@ -23,9 +23,6 @@ class_contents = type.__dict__["__dict__"].__get__
 """Return the attributes that a class itself defines, as a mapping proxy."""
 
 _SEQUENCES = (list, tuple, set, frozenset, deque)
-_VIEWS: tuple[type, ...] = (
-    *(types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),
-)
 FUNCTIONS = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial),
     *(staticmethod, classmethod, property),
@@ -159,38 +156,25 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 # Parts
 
 
-def items_of(thing: Any) -> Iterator[tuple[Any, str]] | None:
+def items_of(thing: Any) -> list[tuple[Any, str]] | None:
     """Return what stands in a list, tuple, set, deque or dictionary, with labels such as "[0]".
 
     Of a dictionary these are the values, and the keys that are objects. What cannot lead to memory
     is left out; see `_leads_on`. None for other objects.
     """
-    if is_among(type(thing), _VIEWS):
-        return items_of(get_referents(thing)[0])
+    holders = _untracked_classes()
     if is_instance(thing, dict):
-        is_globals = dict.__contains__(thing, "__builtins__")  # They lead to everything.
-        return iter(()) if is_globals else _items_of_dictionary(list(dict.items(thing)))
+        if dict.__contains__(thing, "__builtins__"):  # Globals lead to everything.
+            return []
+        pairs = list(dict.items(thing))
+        values = [(v, f"[{_shown(key)}]") for key, v in pairs if _leads_on(v, holders)]
+        return values + [(key, ".keys()") for key, _ in pairs if is_tracked(key)]
     for kind in _SEQUENCES:
         if is_instance(thing, kind):
             iterate: Callable[[Any], Iterator[Any]] = kind.__iter__
-            return _items_of_sequence(list(iterate(thing)))
+            items = enumerate(list(iterate(thing)))
+            return [(item, f"[{n}]") for n, item in items if _leads_on(item, holders)]
     return None
-
-
-def _items_of_dictionary(pairs: list[tuple[Any, Any]]) -> Iterator[tuple[Any, str]]:
-    holders = _untracked_classes()
-    for key, value in pairs:
-        if _leads_on(value, holders):
-            yield value, f"[{_shown(key)}]"
-        if is_tracked(key):
-            yield key, ".keys()"
-
-
-def _items_of_sequence(items: list[Any]) -> Iterator[tuple[Any, str]]:
-    holders = _untracked_classes()
-    for index, item in enumerate(items):
-        if _leads_on(item, holders):
-            yield item, f"[{index}]"
 
 
 def _shown(key: Any) -> str:
@@ -217,21 +201,11 @@ def parts_of(thing: Any) -> Iterator[tuple[Any, str]]:
     for name, part in attributes.items():
         if type(name) is not str or not _leads_on(part, holders):
             continue
-        children = _entries_of(part) if name in _REGISTRIES else None
-        if children is None:
-            yield part, f".{name}"
-        else:
-            for key, child in children:
+        if name in _REGISTRIES and is_instance(part, dict):
+            for key, child in list(dict.items(part)):
                 yield child, f".{key}" if type(key) is str else ""
-
-
-def _entries_of(registry: Any) -> list[tuple[Any, Any]] | None:
-    """Return what a registry of a module has: a dictionary, or torch.jit's mapping in C++."""
-    if is_instance(registry, dict):
-        return list(dict.items(registry))
-    if module_of(type(registry)) == "torch.jit._script":
-        return list(registry.items())
-    return None
+        else:
+            yield part, f".{name}"
 
 
 def _leads_on(part: Any, holders: frozenset[int]) -> bool:

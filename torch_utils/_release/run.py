@@ -28,24 +28,22 @@ from torch_utils._memory import (
     query,
 )
 from torch_utils._memory import trim_host as trim_host_heap
-from torch_utils._oom import Handled
-from torch_utils._registry import QUIET_THREADS, UNAWAITED, unawaited_error
-from torch_utils._release.counting import TENSOR, Inventory, Root, without_overrides
-from torch_utils._release.holders import (
-    Holders,
-    clear_ended_frames,
-    find_holders,
-    name_running_functions,
+from torch_utils._oom import clear_exception_frames
+from torch_utils._registry import QUIET_THREADS, ensure_ran
+from torch_utils._release.counting import (
+    OTHERS,
+    TENSOR,
+    Held,
+    Inventory,
+    Root,
+    roots_of,
+    unsupported,
+    without_overrides,
 )
-from torch_utils._release.objects import (
-    dictionary_slot,
-    find_in_class,
-    is_released,
-    name_of,
-)
-from torch_utils._release.roots import closer_of, roots_of, without_memory
+from torch_utils._release.holders import Holders, clear_ended_frames, find_holders
+from torch_utils._release.objects import dictionary_slot, find_in_class, is_released, name_of
 from torch_utils._release.tombstones import bury, empty_tensor
-from torch_utils._report import CleanupReport, StillHeld, variables_first
+from torch_utils._report import CleanupReport, StillHeld, is_in_use, variables_first
 from torch_utils._runtime import (
     DEBUG,
     ERROR,
@@ -60,7 +58,6 @@ from torch_utils._signals import DeferredSignals
 from torch_utils.errors import TorchUtilsError
 
 Collect = Literal["auto", "young", "never", "full"]
-LENDER = "the array or buffer that it was made from"
 LEAST_BYTES = 1 << 20
 """Less memory than this is worth neither a full garbage collection nor a trim of the heap."""
 _PACKAGE = __name__.partition(".")[0]
@@ -90,11 +87,10 @@ class Release:
 
     def __post_init__(self) -> None:
         check_collect(self.collect)
-        self.handled = Handled(sys.exc_info()[1])  # Older exceptions do not count.
         self.errors: list[BaseException] = []
         self.empties_all = self.collects_all = self._has_called = False
         self._place = _place_of_caller()
-        self._holders = Holders()
+        self._holders: Holders = {}
         self._started = 0.0
         self._before = MemorySnapshot()
         self.inventory = Inventory()
@@ -113,20 +109,19 @@ class Release:
         Raises:
             TypeError: An object cannot be released. Nothing was changed.
         """
+        if is_shutting_down():
+            self._close_at_exit(objects)
+            return
         trash: list[Any] = []
         roots: list[Root] = []
-        pid = os.getpid()
         with self.under_way():
             try:
-                with _lock(), without_overrides(whole_torch()):
+                with _LOCK, without_overrides(whole_torch()):
                     roots = self._examine(objects, is_again)
                     _CLOSING.update((id(root.thing), root.thing) for root in roots)
                 for root in roots:
-                    if os.getpid() == pid:
-                        self._close(root)
-                if os.getpid() != pid:
-                    return  # What was called has forked, and the parent goes on.
-                with _lock(), without_overrides(whole_torch()):
+                    self._close(root)
+                with _LOCK, without_overrides(whole_torch()):
                     self._empty(roots, trash)
             finally:
                 for root in roots:
@@ -137,40 +132,38 @@ class Release:
             finally:
                 QUIET_THREADS.remove(threading.get_ident())
 
+    def _close_at_exit(self, objects: Sequence[Any]) -> None:
+        """Call ``close()`` only. The lock is not needed, and a thread that has it may hang."""
+        for root in roots_of(objects, self.inventory):
+            if root.close is not None and id(root.thing) not in _CLOSING:
+                _CLOSING[id(root.thing)] = root.thing
+                self._call(f"{name_of(type(root.thing))}.close()", root.close)
+
     def _examine(self, objects: Sequence[Any], is_again: bool) -> list[Root]:
         """Count the memory of objects, and return those to close or to empty."""
         roots = [r for r in roots_of(objects, self.inventory) if id(r.thing) not in _CLOSING]
         try:
-            if not is_shutting_down():
-                self.inventory.count(roots)
+            self.inventory.count(roots)
         except Exception as error:  # Any object of the program is read.
             self.failed("the objects", error)
             return roots
-        accepted = []
         for root in roots:
-            if root.is_found or closer_of(root.thing) is not None or is_shutting_down():
-                accepted.append(root)
-            elif root.is_passed and not is_again:
-                problem = without_memory(root.thing)
-                if problem is not None:
-                    raise problem
-        return accepted
+            if root.is_passed and not (is_again or root.is_found or root.close):
+                raise unsupported(root.thing, OTHERS)
+        return [root for root in roots if root.is_found or root.close]
 
     def _close(self, root: Root) -> None:
         """Run what an object itself does at its end, while it is whole."""
         name = name_of(type(root.thing))
-        close = closer_of(root.thing)
-        if close is not None:
-            self._call(f"{name}.close()", close)
-            root.is_found = not is_shutting_down() and self._holds_memory(root)
+        if root.close is not None:
+            self._call(f"{name}.close()", root.close)
+            root.is_found = self._holds_memory(root)
         destructor = find_in_class(type(root.thing), "__del__")
-        is_emptied = root.is_found or (close is None and is_shutting_down())
-        if destructor is not None and dictionary_slot(type(root.thing)) is None:
-            root.is_found = False  # Python will call it, on the whole object.
-        elif destructor is not None and is_emptied and not is_released(root.thing):
-            self._call(f"{name}.__del__()", lambda: destructor(root.thing))
-            if is_shutting_down():
-                bury(root.thing, name, self._place, [])  # It must not run again.
+        if destructor is not None and root.is_found:
+            if dictionary_slot(type(root.thing)) is None:
+                root.is_found = False  # Python will call it, on the whole object.
+            elif not is_released(root.thing):
+                self._call(f"{name}.__del__()", lambda: destructor(root.thing))
 
     def _holds_memory(self, root: Root) -> bool:
         """Return whether a closed object still holds memory; otherwise it stays what it is."""
@@ -185,16 +178,14 @@ class Release:
     def _call(self, name: str, function: Any) -> None:
         self._has_called = True
         try:
-            result = function()
-            if type(result) in UNAWAITED:
-                raise unawaited_error(result)
+            ensure_ran(function())
         except BaseException as error:
             # Each object is released, whatever the others raise. `raise_interrupt` raises what is
             # not an Exception later.
             self.failed(name, error)
 
     def _empty(self, roots: list[Root], trash: list[Any]) -> None:
-        for root in () if is_shutting_down() else roots:  # The system takes the memory back.
+        for root in roots:
             try:
                 if not root.is_found or is_released(root.thing):
                     continue
@@ -208,12 +199,12 @@ class Release:
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Count nested releases of this thread, such as in a ``close()``, as part of this one."""
-        outer = _UNDER_WAY.release
+        outer = _outer_release()
+        _UNDER_WAY.release = self
         if not self._started:  # Not in `__init__`: a scope may start before torch is imported.
             self._started = time.perf_counter()
             self._before = memory_snapshot()
             self.inventory = Inventory() if outer is None else outer.inventory
-        _UNDER_WAY.release = self
         try:
             yield
         finally:
@@ -227,7 +218,7 @@ class Release:
         level = DEBUG if type(error).__name__ == "CancelledError" else ERROR
         log(level, "releasing %s failed: %r", name, error, exc_info=trace)
         if not is_shutting_down():  # The report must not keep its frames alive.
-            self.handled.clear_frames(error)
+            clear_exception_frames(error)
 
     def raise_interrupt(self) -> None:
         """Raise the first exception that is not an Exception, such as KeyboardInterrupt."""
@@ -240,7 +231,7 @@ class Release:
 
         A nested release leaves this to the outer one, and both count the same memory.
         """
-        outer = _UNDER_WAY.release
+        outer = _outer_release()
         if is_shutting_down():
             return CleanupReport(
                 errors=tuple(self.errors),
@@ -257,23 +248,25 @@ class Release:
     def _give_back(self) -> None:
         if self.thorough:
             clear_caches_of_torch()
-        _clear_autocast_cache()
+        torch: Any = whole_torch()
+        if torch is not None:  # In this thread it keeps copies of weights.
+            query(torch.clear_autocast_cache, None, "autocast's cache")
         self._collect_garbage()
         # Weights that were mapped from a file count too: the heap has what the model computed.
         freed_bytes = self.inventory.freed_bytes()
         is_all = self.empties_all or self.thorough or self.collect == "full"
         if self.empty_cache and (is_all or freed_bytes.keys() - {"host"}):
             empty_caches()
-        is_large = freed_bytes.get("host", 0) + self.inventory.lent_bytes() >= LEAST_BYTES
+        is_large = freed_bytes.get("host", 0) >= LEAST_BYTES
         if self.trim_host and (is_all or is_large or self.inventory.is_partial or self._has_called):
             trim_host_heap()
 
     def _collect_garbage(self) -> None:
         """Collect garbage as little as possible: only if memory is alive.
 
-        Young generations are cheap. What still exists then is searched for from the program's
-        variables, for 10 ms. If they do not lead to it, frames of calls that have ended may refer
-        to it. Or it is in a cycle, for which only a full collection helps.
+        Young generations are cheap. What still exists then may be a variable of a call that has
+        ended. If no other variable refers to it, it is in a cycle, or an object keeps it: only a
+        full collection tells.
         """
         inventory = self.inventory
         is_auto = self.collect == "auto"
@@ -283,31 +276,29 @@ class Release:
             for generation in range(2):
                 if inventory.alive():
                     gc.collect(generation)
+        if inventory.alive() and self.collect in ("auto", "full"):
+            clear_ended_frames(inventory)
         if inventory.alive():
             self._holders = find_holders(inventory)
-            if self.collect in ("auto", "full") and self._unexplained_bytes():
-                clear_ended_frames(inventory, self._holders)
-                if self._unexplained_bytes():
-                    name_running_functions(inventory, self._holders)
-        if is_auto and (inventory.is_partial or self._unexplained_bytes() >= LEAST_BYTES):
+        unexplained = [h for h in inventory.alive() if not any(map(is_in_use, self._of(h)))]
+        is_large = sum(held.nbytes for held in unexplained) >= LEAST_BYTES
+        if is_auto and (inventory.is_partial or is_large):
             gc.collect()
+            if inventory.alive():
+                self._holders = find_holders(inventory)
 
-    def _unexplained_bytes(self) -> int:
-        held = self.inventory.alive()
-        is_lent = self.inventory.is_lent
-        return sum(h.nbytes for h in held if not (is_lent(h) or self._holders.of(h)))
+    def _of(self, held: Held) -> list[str]:
+        return self._holders.get(held.key, [])
 
     def _report(self) -> CleanupReport:
-        inventory = self.inventory
         held: dict[tuple[int | None, int, str], StillHeld] = {}
-        for one in inventory.alive():
+        for one in self.inventory.alive():
             # What stays whole is named as a whole.
-            name = one.what if one.part is None else inventory.parts[one.part].name
-            holders = [LENDER] if inventory.is_lent(one) else self._holders.of(one)
+            name = one.what if one.part is None else self.inventory.parts[one.part].name
             key = (one.part, one.key if one.part is None else 0, one.device)
             nbytes = one.nbytes + (held[key].nbytes if key in held else 0)
-            held[key] = StillHeld(name, nbytes, one.device, variables_first(holders))
-        freed = {one.device: 0 for one in held.values()} | inventory.freed_bytes()
+            held[key] = StillHeld(name, nbytes, one.device, variables_first(self._of(one)))
+        freed = {one.device: 0 for one in held.values()} | self.inventory.freed_bytes()
         return CleanupReport(
             freed_bytes=freed,
             still_held=tuple(sorted(held.values(), key=lambda one: -one.nbytes)),
@@ -318,46 +309,18 @@ class Release:
         )
 
 
-def _clear_autocast_cache() -> None:
-    """Drop the copies of weights that `torch.autocast` keeps in this thread."""
-    torch: Any = whole_torch()
-    if torch is not None:
-        query(torch.clear_autocast_cache, None, "autocast's cache")
-
-
-LOCK_WAIT_S = 10.0
 _LOCK = RLock()
+"""Serialises releases, for milliseconds each."""
 _CLOSING: dict[int, Any] = {}
 """The objects of all releases that are under way, by their ids."""
 
 
-@contextmanager
-def _lock() -> Iterator[None]:
-    """Hold the lock that serialises releases; during shutdown only if it is free.
-
-    A thread holds it for milliseconds. Only a garbage collection in the middle can make that
-    longer, by a destructor that waits for a thread that waits here.
-    """
-    lock = _LOCK  # A fork gives the child a new lock.
-    has_lock = lock.acquire(timeout=0 if is_shutting_down() else LOCK_WAIT_S)
-    if not has_lock and not is_shutting_down():
-        log(
-            ERROR, "another thread has been releasing for %g s; not waiting any longer", LOCK_WAIT_S
-        )
-    try:
-        yield
-    finally:
-        if has_lock:
-            lock.release()
+_UNDER_WAY = threading.local()
+"""Its attribute ``release`` is the innermost release of each thread."""
 
 
-class _UnderWay(threading.local):
-    """The innermost release of each thread."""
-
-    release: Release | None = None
-
-
-_UNDER_WAY = _UnderWay()
+def _outer_release() -> Release | None:
+    return getattr(_UNDER_WAY, "release", None)
 
 
 def _renew_lock() -> None:
@@ -404,8 +367,8 @@ def release(
     ``close()`` and the destructor of what you pass run first, once each, on the whole object; no
     other code of the objects runs. An object with ``close()`` that holds no memory, such as a file,
     is only closed. Exceptions of both are logged and listed in the report. Only KeyboardInterrupt
-    and similar ones are raised, after all objects were released. During shutdown only these run,
-    because the end of the process returns the memory sooner.
+    and similar ones are raised, after all objects were released. During shutdown only ``close()``
+    runs, because the end of the process returns the memory sooner.
 
     Do not release a tensor while another thread runs a method of it, as with a file or a socket.
     One lock serialises releases. It is not held while a ``close()`` or a destructor runs.
@@ -414,7 +377,7 @@ def release(
         *objects: The objects to release, in this order. None is ignored. Without objects, caches
             are emptied and the heap is trimmed: what was held before may be free by now.
         collect: When to collect garbage. "auto": the younger generations if released memory is
-            alive; all of them if more than 1 MiB is alive to which no variable leads, or if there
+            alive; all of them if more than 1 MiB is alive that no variable holds, or if there
             is memory that cannot be counted, such as packed weights. "young": only the younger
             ones. "never" or "full": never or always.
         trim_host: Whether to return unused pages of the C heap to the system (glibc), if at least

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple, NoReturn
 
 from torch_utils._release.counting import is_plain
 from torch_utils._release.objects import (
-    bases_of,
     class_contents,
     contents_of,
     dictionary_slot,
     is_released,
-    name_of,
     slots_of,
 )
 from torch_utils._runtime import cuda_is_of_parent, early_bound, private, whole_torch
@@ -80,16 +78,16 @@ def empty_tensor(tensor: Any, name: str, trash: list[Any]) -> None:
 def _nothing_like(torch: Any, tensor: Any) -> Any:
     """Return an empty tensor with the dtype, device and gradient setting of another."""
     base = torch.Tensor
-    dtype, device = base.dtype.__get__(tensor), base.device.__get__(tensor)
-    needs_gradient = base.is_leaf.__get__(tensor) and base.requires_grad.__get__(tensor)
+    kind = {"dtype": base.dtype.__get__(tensor), "device": base.device.__get__(tensor)}
     if base.is_quantized.__get__(tensor):
-        return torch._empty_affine_quantized(
-            (0,), scale=1.0, zero_point=0, dtype=dtype, device=device
-        )
-    if base.is_inference(tensor) != torch.is_inference_mode_enabled():  # It takes microseconds.
-        with torch.inference_mode(base.is_inference(tensor)):
-            return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
-    return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
+        return torch._empty_affine_quantized((0,), scale=1.0, zero_point=0, **kind)
+    needs_gradient = base.is_leaf.__get__(tensor) and base.requires_grad.__get__(tensor)
+    is_inference = base.is_inference(tensor)
+    mode: Any = nullcontext()
+    if is_inference != torch.is_inference_mode_enabled():  # It takes microseconds.
+        mode = torch.inference_mode(is_inference)
+    with mode:
+        return torch.empty((0,), requires_grad=needs_gradient, **kind)
 
 
 # Tombstones
@@ -207,14 +205,7 @@ _REFUSED = (
 for _name in _REFUSED.split():
     setattr(Tombstone, f"__{_name}__", _refusing(f"__{_name}__"))
 
-# For classes whose instances have a layout of their own, which this leaves as it is.
 _METHODS = {k: v for k, v in vars(Tombstone).items() if k not in ("__dict__", "__weakref__")}
-_Quiet = type(
-    "_Quiet",
-    (),
-    # Otherwise Python would call the former class's __init_subclass__.
-    {**_METHODS, "__slots__": (), "__init_subclass__": classmethod(_nothing)},
-)
 
 
 def bury(thing: Any, name: str, place: str, trash: list[Any]) -> None:
@@ -246,13 +237,25 @@ def bury(thing: Any, name: str, place: str, trash: list[Any]) -> None:
 
 
 def _become_tombstone(thing: Any, kind: type) -> bool:
-    with suppress(TypeError):  # The layouts of the two classes differ.
-        _CLASS.__set__(thing, Tombstone)
-        return True
-    with suppress(TypeError):  # The class is not written in Python.
-        _CLASS.__set__(thing, _tombstone_subclass(kind))
+    # Python exchanges classes that add the dictionary to the same base, such as object or ABC.
+    while type.__dict__["__dictoffset__"].__get__(kind):
+        kind = type.__dict__["__base__"].__get__(kind)
+    with suppress(TypeError):  # The class is not written in Python, or has __slots__.
+        _CLASS.__set__(thing, Tombstone if kind is object else _tombstone_of(kind))
         return True
     return False
+
+
+def _tombstone_of(base: type) -> type:
+    """Return the tombstone class that derives from a base, which refers to it weakly."""
+    known: type
+    for known in type.__subclasses__(base):
+        if "_is_tombstone" in class_contents(known):
+            return known
+    maker = ABCMeta if issubclass(type(base), ABCMeta) else type
+    contents = {**_METHODS, "__orig_bases__": ()}  # typing.Generic demands it.
+    made: type = maker.__new__(type(base), "Tombstone", (base,), contents)
+    return made
 
 
 def _empty_slots(thing: Any, kind: type, trash: list[Any]) -> None:
@@ -262,25 +265,3 @@ def _empty_slots(thing: Any, kind: type, trash: list[Any]) -> None:
             slot.__delete__(thing)
         except (AttributeError, TypeError):
             continue  # The slot is empty, or a read-only field of a C class.
-
-
-def _tombstone_subclass(former: type) -> type:
-    """Return a tombstone class that derives from a class with an instance layout of its own.
-
-    These are classes with __slots__ and classes whose first base is an ABC. Neither the constructor
-    of the metaclass nor `__init_subclass__`, which are the program's code, is called. The former
-    class keeps the result in its list of subclasses.
-    """
-    known: type
-    for known in type.__subclasses__(former):
-        if "_is_tombstone" in class_contents(known):
-            return known
-    # The MRO puts _Quiet before the former class's bases. It cannot be a base itself, because the
-    # first base determines the layout.
-    metaclass = type.__new__(
-        type, "Meta", (type(former),), {"mro": lambda cls: [cls, _Quiet, *bases_of(former)]}
-    )
-    maker = ABCMeta if issubclass(metaclass, ABCMeta) else type
-    names = {name: _METHODS[name] for name in ("_is_tombstone", "__module__", "__doc__")}
-    kind: type = maker.__new__(metaclass, name_of(former), (former,), {**names, "__slots__": ()})
-    return kind

@@ -18,9 +18,14 @@ from weakref import ref
 
 from torch_utils._memory import empty_caches
 from torch_utils._oom import clear_exception_frames
-from torch_utils._release.counting import PACKED, Inventory, name_of_device, without_overrides
+from torch_utils._release.counting import (
+    PACKED,
+    Inventory,
+    name_of_device,
+    roots_of,
+    without_overrides,
+)
 from torch_utils._release.objects import attributes_of, bases_of, find_in_class, name_of
-from torch_utils._release.roots import roots_of
 from torch_utils._report import StillHeld
 from torch_utils._resource import add_note, takes_precedence
 from torch_utils._runtime import DEBUG, import_torch, log, private, reference_counts
@@ -271,7 +276,7 @@ class _Finder(Inventory):
         """Return what still exists on a device."""
         held: Counter[tuple[str, str]] = Counter()
         for one in self.alive():
-            if (one.device != "host" or "cpu" not in STAYING) and not self.is_lent(one):
+            if one.device != "host" or "cpu" not in STAYING:
                 name = one.what if one.part is None else self.parts[one.part].name
                 held[name, one.device] += one.nbytes
         return tuple(StillHeld(name, n, device, ()) for (name, device), n in held.items())

@@ -6,10 +6,9 @@ import gc
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from torch_utils._memory import CUDA_STEPS, query
+from torch_utils._memory import empty_pinned_cache
 from torch_utils._release.counting import Inventory, inventory_of
 from torch_utils._release.objects import is_instance, is_released, parts_of
 from torch_utils._release.run import release
@@ -124,7 +123,7 @@ class ThreadTenant:
             gc.collect()
             self.report = replace(release(), errors=(problem,))
         if offloaded is not None:  # torch keeps pinned memory.
-            query(partial(CUDA_STEPS["pinned host memory"], torch), False, "pinned memory")
+            empty_pinned_cache(torch)
 
 
 def _is_spent(model: Any) -> bool:

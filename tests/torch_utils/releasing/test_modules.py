@@ -23,6 +23,8 @@ from torch import nn
 
 from torch_utils import ReleasedError, Resource, release
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 def released() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4))

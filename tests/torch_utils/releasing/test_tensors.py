@@ -15,6 +15,8 @@ import torch
 from tests.support.releasing import gone, weak
 from torch_utils import release
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 BYTES = 4_000_000
 MAKE_WRAPPER = torch.Tensor._make_wrapper_subclass  # torch's
 
@@ -165,3 +167,12 @@ def test_report_names_tensors_by_their_path() -> None:
     assert sorted(held.what for held in report.still_held) == ["dict['a'].grad", "dict['b'][1]"]
     assert report.freed_bytes["host"] == 3 * 4000
     assert kept.sum() == gradient.sum() == 1000
+
+
+def test_tensor_that_retains_its_gradient_is_refused_with_advice() -> None:
+    activations = torch.ones(4, requires_grad=True) * 2
+    activations.retain_grad()
+    activations.sum().backward()
+    (error,) = release(activations).errors
+    assert "retain_grad() was called on it; use `del`" in str(error)
+    assert activations.grad is None
