@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from torch_utils._memory import DeviceMemory, memory_snapshot
+from torch_utils._memory import memory_snapshot
 from torch_utils._report import CleanupReport, format_bytes
 from torch_utils._resource import closes_on_error
 from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
@@ -330,8 +330,8 @@ class ModelPool(ModelLender):
             if (by_device(together).get(device, 0) if device else awake_bytes(together)) > budget:
                 return f"the budget is {format_bytes(budget)}" + (f" on {device}" if device else "")
         for device, memory in memory_snapshot().devices.items() if self._is_auto else ():
-            size = by_device(needed).get(device, 0)
-            room = memory.total_bytes - self._headroom(memory)
+            size, headroom = by_device(needed).get(device, 0), self._headroom_bytes
+            room = memory.total_bytes - (memory.total_bytes // 10 if headroom is None else headroom)
             if others is not None:
                 unused = memory.reserved_bytes - memory.allocated_bytes
                 room += memory.free_bytes + unused - memory.total_bytes + is_made * size
@@ -339,9 +339,6 @@ class ModelPool(ModelLender):
             if 0 < size > room:
                 return f"{device} has room for {format_bytes(max(0, room))}"
         return ""
-
-    def _headroom(self, memory: DeviceMemory) -> int:
-        return memory.total_bytes // 10 if self._headroom_bytes is None else self._headroom_bytes
 
 
 def _pending(host: ModelHost[Any]) -> Blocks:

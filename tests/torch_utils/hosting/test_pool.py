@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.support.hosting_stub import Stub
-from tests.support.threads import errors_in_threads
 from tests.support.waiting import wait_for, wait_for_async
 from torch_utils import (
     DeviceMemory,
@@ -165,25 +164,6 @@ def test_thread_that_holds_all_room_gets_an_error() -> None:
         assert asyncio.run(pool.call("a", is_whole, timeout_s=WAIT_S))
         with pytest.raises(NoRoomError, match="a has "):
             asyncio.run(pool.call("a", lambda model: pool.lease("b").__enter__()))
-
-
-def test_concurrent_loads_share_the_budget() -> None:
-    barrier = threading.Barrier(2, timeout=WAIT_S)
-    with make(ModelPool(budget_bytes=100 * MB), a=60, b=60) as pool:
-        use(pool, "a", "b")
-
-        def ask(name: str) -> None:
-            try:
-                for _ in range(30):
-                    barrier.wait()
-                    with pool.lease(name, timeout_s=WAIT_S) as model:
-                        assert is_whole(model)
-                        assert len(loaded(pool)) <= 1
-            except BaseException:
-                barrier.abort()
-                raise
-
-        assert errors_in_threads(partial(ask, "a"), partial(ask, "b")) == []
 
 
 def test_only_tensors_and_arrays_count() -> None:

@@ -9,7 +9,6 @@ import gc
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -529,28 +528,3 @@ def test_model_in_a_process_sleeps_there() -> None:
         with host.lease() as model:
             assert model.sum() == total and not model.has_moved()
         assert (host.status().loads, host.status().unloads) == (2, 1)
-
-
-def test_close_and_lease_during_naps() -> None:
-    """Leases of other threads wait for the nap, and get a whole model."""
-    host, stop = ModelHost(lambda: torch.nn.Linear(100, 100), keep_alive=-1), threading.Event()
-    with host.lease() as model:
-        expected = float(model.weight.detach().sum())
-        del model
-
-    def nap() -> None:
-        while not stop.is_set():
-            try:
-                host.sleep()
-            except ModelInUseError:
-                continue
-
-    def use() -> None:
-        for _ in range(100):
-            with host.lease() as model:
-                assert float(model.weight.detach().sum()) == expected
-        stop.set()
-
-    assert errors_in_threads(nap, use) == []
-    assert host.close()
-    assert host.status().state == "closed"
