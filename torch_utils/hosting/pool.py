@@ -268,7 +268,13 @@ class ModelPool(ModelLender):
                     left = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
                     if transition.in_background and not host.tenancy.waiting:
                         left = 0.0
-                    if never_fits or left <= 0 or _is_stuck(transition, is_loaded, others):
+                    if not never_fits and _holds_all(transition.thread, others):
+                        held = "this thread itself holds what takes the room, so it cannot wait"
+                        raise NoRoomError(f"{transition.no_room}; {held}")
+                    # Of two loads that need more than they were admitted for, one gives up.
+                    loads = [load for one in others if (load := one.tenancy.transition) is not None]
+                    is_stuck = is_loaded and any(load.admitted and load.no_room for load in loads)
+                    if never_fits or left <= 0 or is_stuck or not any(map(_has_memory, others)):
                         raise NoRoomError(transition.no_room)
                     # Nobody tells when another process frees memory of a card.
                     self.changed.wait(min(left, 1.0 if self._is_auto else LONGEST_WAIT_S))
@@ -347,17 +353,14 @@ def _pending(host: ModelHost[Any]) -> Blocks:
     return {} if transition is None or transition.is_made else transition.admitted or {}
 
 
-def _is_stuck(transition: Transition, is_loaded: bool, others: list[ModelHost[Any]]) -> bool:
-    """Return whether a load would wait for ever.
+def _has_memory(host: ModelHost[Any]) -> bool:
+    return host.account.used() is not None
 
-    The waiting thread itself may hold all that takes the room. Of two loads that both need more
-    than they were admitted for, one gives up.
-    """
-    loads = [one for other in others if (one := other.tenancy.transition) is not None]
-    return (is_loaded and any(load.admitted and load.no_room for load in loads)) or all(
-        other.account.used() is None or other.tenancy.threads() == {transition.thread}
-        for other in others
-    )
+
+def _holds_all(thread: int | None, hosts: list[ModelHost[Any]]) -> bool:
+    """Return whether a thread holds all models that take room, so that it would wait for itself."""
+    holders = [host.tenancy.threads() for host in filter(_has_memory, hosts)]
+    return bool(holders) and all(one == {thread} for one in holders)
 
 
 def _last_use(host: ModelHost[Any]) -> float:
