@@ -467,12 +467,15 @@ ENDS = {
     "term": "host.sleep(); os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
     "exit": "host.sleep()",
     "fork": """
+import asyncio
+def use():
+    return asyncio.run(host.call(lambda model: model.weight.numel()))
+assert use() == 2500
 host.sleep()
 pid = os.fork()
 if not pid:
     assert host.status().state == "unloaded"
-    with host.lease() as model:
-        assert model.weight.numel() == 2500
+    assert use() == 2500
     assert host.sleep() and host.wake()
     sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0
