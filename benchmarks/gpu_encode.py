@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.gpu_setting import Setting
 from rag_demo import EmbeddingModel
+from rag_demo.encoding.encoder import limits_of
 from torch_utils import release
 
 MINILM = {
@@ -96,7 +97,11 @@ def _ways(
     from sentence_transformers import SentenceTransformer
 
     ours = EmbeddingModel(folder, device=setting.device, dtype=dtype)
-    yield {"way": "rag_demo", "tokens": ours.batch_tokens}, ours.embed_documents, ours.close
+    yield (
+        {"way": "rag_demo", "tokens": limits_of(setting.device).tokens},
+        ours.embed_documents,
+        ours.close,
+    )
     theirs = SentenceTransformer(str(folder), device=setting.device)
     theirs.to(getattr(torch, dtype))
     for batch in BATCHES:

@@ -26,8 +26,14 @@ from rag_demo.encoding.encoder import (
     loading,
     packed,
 )
-from rag_demo.encoding.model_identity import DEFAULT_MODEL, ModelIdentity, identify, packaged_model
-from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError, checked_texts
+from rag_demo.encoding.model_identity import (
+    DEFAULT_MODEL,
+    ModelIdentity,
+    check_hub,
+    identify,
+    packaged_model,
+)
+from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError, check_positive, checked_texts
 from rag_demo.vectors import Vectors, shortened
 from torch_utils import CleanupReport, Resource, closes_on_error, get_optimal_device, release
 
@@ -90,10 +96,8 @@ class EmbeddingModel(Resource):
             raise TypeError(
                 f"model_name_or_path must be a folder or a name, got {model_name_or_path!r}"
             )
-        for what, value in (("batch_size", batch_size), ("truncate_dim", truncate_dim)):
-            if value is not None and (type(value) is not int or value < 1):
-                error = ValueError if type(value) is int else TypeError
-                raise error(f"{what} must be a positive whole number, got {value!r}")
+        check_positive("batch_size", batch_size)
+        check_positive("truncate_dim", truncate_dim)
         if dtype not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f'dtype must be "float32", "bfloat16" or "float16", got {dtype!r}')
         are_texts = all(isinstance(prompt, str) for prompt in (prompts or {}).values())
@@ -359,7 +363,7 @@ def load_encoder(
     """
     is_folder = Path(path).is_dir()
     hint = "name another folder" if is_folder else f"there is no such folder; {_MOVED}"
-    with loading(f"the model {path!r}", hint):
+    with loading(f"the model {path!r}", device, hint):
         import torch
 
         from rag_demo.encoding.bert_encoder import BertEncoder, UnsupportedModelError
@@ -370,6 +374,8 @@ def load_encoder(
                 return BertEncoder(Path(path), *options)
             except UnsupportedModelError as why:
                 log.debug("%s is run by sentence-transformers: %s", path, why)
+        if not is_folder:
+            check_hub(path)
         return SentenceTransformersEncoder(path, *options, trust_remote_code=trust_remote_code)
 
 

@@ -131,6 +131,18 @@ def short_repr(value: object) -> str:
     return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."
 
 
+def check_positive(what: str, value: object) -> None:
+    """Check that an argument is None or a positive whole number.
+
+    Raises:
+        TypeError: It is not a whole number.
+        ValueError: It is not positive.
+    """
+    if value is not None and (type(value) is not int or value < 1):
+        error = ValueError if type(value) is int else TypeError
+        raise error(f"{what} must be a positive whole number, got {short_repr(value)}")
+
+
 def checked_texts(values: Any, what: str) -> list[str]:
     """Return a caller's sequence of str as a list.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from rag_demo.errors import check_positive
 from rag_demo.retriever import BasicEmbedder, LocalRetriever
 from rag_demo.searching.arguments import check_device
 from rag_demo.stores.local import LocalStore
@@ -59,10 +60,7 @@ class PyTorchGPURetriever(LocalRetriever):
             raise ValueError("dtype 'int8' is not supported any more; use 'float16'")
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-        if type(memory_budget or 1) is not int:
-            raise TypeError(f"memory_budget must be a whole number, got {memory_budget!r}")
-        if memory_budget is not None and memory_budget < 1:
-            raise ValueError(f"memory_budget must be positive, got {memory_budget}")
+        check_positive("memory_budget", memory_budget)
         check_device(device)
         self.device = device or get_optimal_device()
         self.dtype = dtype

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from rag_demo.encoding.encoder import loading, sentence_transformers
-from rag_demo.encoding.model_identity import in_hub_cache
-from rag_demo.errors import ModelError
+from rag_demo.encoding.model_identity import check_hub
+from rag_demo.errors import ModelError, check_positive
 from rag_demo.searching.results import SearchResult
 from torch_utils import Resource, closes_on_error, find_batch_size, get_optimal_device, release
 
@@ -36,6 +36,10 @@ class Reranker(Resource):
         batch_size: Pairs of a query and a text per forward pass. It is halved when memory runs
             out.
         trust_remote_code: Whether to run code that comes with the model.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: ``batch_size`` is not positive.
     """
 
     @closes_on_error
@@ -47,6 +51,11 @@ class Reranker(Resource):
         batch_size: int = 32,
         trust_remote_code: bool = False,
     ) -> None:
+        if not isinstance(model_name_or_path, (str, Path)):
+            raise TypeError(
+                f"model_name_or_path must be a folder or a name, got {model_name_or_path!r}"
+            )
+        check_positive("batch_size", batch_size)
         self.name = str(model_name_or_path)
         self.device = device
         self.batch_size = batch_size
@@ -96,13 +105,11 @@ class Reranker(Resource):
 
     def _model(self) -> Any:
         if self._encoder is None:
-            from huggingface_hub import HfApi
-
             self.device = self.device or get_optimal_device()
             hint = "name a folder with a cross-encoder, or a model on the hub"
-            with loading(f"the reranker {self.name!r}", hint):
-                if not Path(self.name).exists() and in_hub_cache(self.name) is None:
-                    HfApi().model_info(self.name, timeout=10)  # Loading would try for a minute.
+            with loading(f"the reranker {self.name!r}", self.device, hint):
+                if not Path(self.name).exists():
+                    check_hub(self.name)
                 self._encoder = sentence_transformers().CrossEncoder(
                     self.name, device=self.device, trust_remote_code=self._trust_remote_code
                 )

@@ -25,7 +25,7 @@ def rounding(dimension: int) -> float:
 
 
 def normalized(vectors: Any, count: int | None = None) -> Vectors:
-    """Return a model's vectors as float32 vectors of length 1.
+    """Return vectors as float32 vectors of length 1.
 
     Args:
         vectors: Shape (n, d).
@@ -37,17 +37,14 @@ def normalized(vectors: Any, count: int | None = None) -> Vectors:
     """
     array = np.asarray(vectors, np.float32)
     if array.ndim != 2:
-        raise ValueError(f"the model's vectors must have the shape (n, d), got {array.shape}")
+        raise ValueError(f"vectors must have the shape (n, d), got {array.shape}")
     if count is not None and len(array) != count:
-        raise ValueError(f"the model returned {len(array)} vectors for {count} texts")
+        raise ValueError(f"got {len(array)} vectors for {count} texts")
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
     bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if len(bad):
         what = "zero" if lengths[bad[0]] == 0 else "not finite"
-        raise ValueError(
-            f"the model returned a vector that is {what} for text {bad[0]}; "
-            "cosine search needs finite, nonzero vectors"
-        )
+        raise ValueError(f"vector {bad[0]} is {what}; cosine search needs finite, nonzero vectors")
     result: Vectors = (array / lengths[:, None]).astype(np.float32)
     return result
 

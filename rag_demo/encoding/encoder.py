@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rag_demo.errors import ModelError, required
+from rag_demo.searching.arguments import check_device
 from rag_demo.vectors import Vectors
 from torch_utils import ReleasedError, find_batch_size
 
@@ -186,13 +187,18 @@ def packed(rows: Sequence[int], size: Callable[[int], int], budget: int) -> Iter
 
 
 @contextlib.contextmanager
-def loading(what: str, hint: str) -> Iterator[None]:
+def loading(what: str, device: str, hint: str) -> Iterator[None]:
     """Turn any error of a block that loads a model into a `ModelError` of one line.
 
     Args:
         what: The model, for the message.
-        hint: What to do.
+        device: torch's name of the device.
+        hint: What to do if the files are the reason.
     """
+    try:
+        check_device(device)
+    except (TypeError, ValueError) as error:
+        raise ModelError(str(error)) from None
     try:
         yield
     except ModelError:

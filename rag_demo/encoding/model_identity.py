@@ -162,12 +162,36 @@ def _digest(path: Path, *_status: int) -> str:
     return digest.hexdigest()
 
 
+def check_hub(name: str) -> None:
+    """Check that a model is on this machine, or else on the hub, with at most two requests.
+
+    Loading a model that is on neither would repeat its requests for a minute or more.
+
+    Raises:
+        OSError, ValueError: It is not, or the hub cannot be reached, or the name is invalid.
+    """
+    from huggingface_hub import HfApi
+
+    repositories = [] if in_hub_cache(name) else _repositories(name)
+    for repository in repositories:
+        try:
+            HfApi().model_info(repository, timeout=10)
+            return
+        except (OSError, ValueError):
+            if repository == repositories[-1]:
+                raise
+
+
+def _repositories(name: str) -> list[str]:
+    # For a name without an owner, sentence-transformers tries its own organization first.
+    return [name] if "/" in name else [f"sentence-transformers/{name}", name]
+
+
 def in_hub_cache(name: str) -> Path | None:
     """Return the folder of a model of the hub if it is on this machine. Makes no request."""
     from huggingface_hub import snapshot_download
 
-    # For a name without an owner, sentence-transformers tries its own organization first.
-    for repository in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
+    for repository in _repositories(name):
         try:
             return Path(snapshot_download(repository, local_files_only=True))
         except (OSError, ValueError):

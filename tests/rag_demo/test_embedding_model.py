@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from rag_demo import EmbeddingModel, RagDemoError
+from rag_demo import EmbeddingModel, RagDemoError, Reranker
 from tests.support.programs import assert_clean, run_forked
 from torch_utils import ResourceClosedError
 
@@ -102,22 +102,41 @@ def test_unload_releases_and_load_restores_the_model(tiny_model: Path) -> None:
         model.load_model()
 
 
-@pytest.mark.xdist_group("transformers")
-def test_missing_model_is_named() -> None:
-    with (
-        EmbeddingModel("./no-such-model") as model,
-        pytest.raises(RagDemoError, match=r"no-such-model' cannot be loaded: .*no such folder"),
-    ):
-        model.load_model()
+UNREACHABLE = """
+from rag_demo import EmbeddingModel, RagDemoError, Reranker
+for use in (EmbeddingModel("unknown").load_model, lambda: Reranker("a/b").score("", [""])):
+    try:
+        use()
+    except RagDemoError as error:
+        print(error)
+"""
 
 
-def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_model_is_requested_once_from_a_hub_that_cannot_be_reached() -> None:
+    """Without further requests, warnings and waits."""
+    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    result = run_forked(UNREACHABLE, env=hub, quick_end=True)
+    assert_clean(result)
+    first, second = result.stdout.splitlines()
+    assert first.startswith("the model 'unknown' cannot be loaded: ") and "no such folder" in first
+    assert second.startswith("the reranker 'a/b' cannot be loaded: ")
+    assert "Retrying" not in result.stderr
+
+
+def test_wrong_settings_are_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no model")
-    with (
-        EmbeddingModel(tmp_path) as model,
-        pytest.raises(RagDemoError, match=r"no model in the folder .*name its folder"),
+    for settings, message in (
+        ({"model_name_or_path": tmp_path}, "no model in the folder .*name its folder"),
+        ({"model_name_or_path": "./none"}, "'./none' cannot be loaded: .*no such folder"),
+        ({"device": "no-such"}, "^the device 'no-such' cannot be used: "),
     ):
-        model.load_model()
+        with EmbeddingModel(**settings) as model, pytest.raises(RagDemoError, match=message):
+            model.load_model()
+    for kind in (EmbeddingModel, Reranker):
+        with pytest.raises(ValueError, match="batch_size must be a positive whole number, got 0"):
+            kind("x", batch_size=0)
+        with pytest.raises(TypeError, match="model_name_or_path must be a folder or a name, got 3"):
+            kind(3)  # type: ignore[arg-type]
 
 
 PACKAGED = """

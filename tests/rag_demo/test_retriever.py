@@ -84,7 +84,7 @@ class WrongCount(LetterModel):
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_too_few_or_too_many_vectors_are_refused(count: int) -> None:
     with OnCpu(WrongCount(3)) as retriever:
-        with pytest.raises(ValueError, match=r"the model returned 3 vectors for 2 texts"):
+        with pytest.raises(ValueError, match=r"got 3 vectors for 2 texts"):
             retriever.add(["one", "two"])
         retriever.embedding_model = LetterModel()
         retriever.add(["one", "two"])
