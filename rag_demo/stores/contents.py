@@ -128,8 +128,7 @@ class Contents:
         self, where: Where | None, after: str | None = None, limit: int | None = None
     ) -> list[str]:
         """Return the ids of documents that match a filter; see `Store.matching`."""
-        allowed = self.alive if where is None else self.documents.matching(where, self.alive)
-        return self.documents.page(allowed, after, limit)
+        return self.documents.page(self.documents.matching(where, self.alive), after, limit)
 
     def batches(self, take: Callable[[Rows], Vectors]) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors.

@@ -8,7 +8,6 @@ folder with damaged files gives the right answers or one error that names it.
 
 from __future__ import annotations
 
-import functools
 import random
 import resource
 import shutil
@@ -18,72 +17,46 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rag_demo import PyTorchGPURetriever, RagDemoError
+from rag_demo import RagDemoError
 from tests.rag_demo.contract import check_killed_writer_leaves_a_whole_state
 from tests.rag_demo.test_contract import LocalPlace
 from tests.support.full_disk import files_of_at_most
+from tests.support.retriever_kinds import OnCpu
+from tests.support.small_collections import Hashed, are_nearest
 
 PROBES = [f"probe {number}" for number in range(4)]
 
 
-class Model:
-    """An embedding model that gives each text a vector of its own."""
-
-    name = "torture"
-    dimension = 32
-
-    def embed_documents(self, texts: Any) -> Any:
-        return np.stack([self.embed_query(text) for text in texts])
-
-    def embed_query(self, text: str) -> Any:
-        return _vector(text)
-
-
-@functools.cache
-def _vector(text: str) -> Any:
-    vector = np.random.default_rng(list(text.encode())).standard_normal(Model.dimension)
-    return (vector / np.linalg.norm(vector)).astype(np.float32)
-
-
-def fill(retriever: PyTorchGPURetriever, number: int, count: int) -> None:
-    """Replace all documents by those of one save, in which everything names that save."""
-    retriever.add(
-        [f"save{number} document {row}" for row in range(count)],
-        [{"save": number, "row": row} for row in range(count)],
-        [f"id{row}" for row in range(count)],
-    )
-
-
-def save(folder: Path, number: int, count: int, model: Any = None) -> None:
-    with PyTorchGPURetriever(model or Model(), device="cpu") as retriever:
-        fill(retriever, number, count)
+def save(folder: Path, number: int, count: int) -> None:
+    """Save documents in which everything names that save."""
+    with OnCpu(Hashed()) as retriever:
+        documents = documents_of(number, count)
+        metadata = [{"save": number, "row": row} for row in range(count)]
+        retriever.add(list(documents.values()), metadata, list(documents))
         retriever.save(folder)
+
+
+def documents_of(number: int, count: int) -> dict[str, str]:
+    return {f"id{row}": f"save{number} document {row}" for row in range(count)}
 
 
 def check_whole(folder: Path, count: int) -> int:
     """Ask an index by vectors, words and filters; return the save that all of it belongs to."""
-    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
+    with OnCpu(Hashed()) as retriever:
         assert retriever.load(folder) == count
-        found = retriever.search_batch(PROBES, top_k=2 * count, mode="dense")
-        number = int(found[0][0].metadata["save"])
-        texts = [f"save{number} document {row}" for row in range(count)]
-        expected = {
-            f"id{row}": (text, {"save": number, "row": row}) for row, text in enumerate(texts)
-        }
-        vectors = Model().embed_documents(texts)
-        for probe, results in zip(PROBES, found, strict=True):
-            assert len(results) == count
-            assert {each.id: (each.text, each.metadata) for each in results} == expected
-            rows = [each.metadata["row"] for each in results]
-            scores = [each.score for each in results]
-            assert np.allclose(scores, vectors[rows] @ _vector(probe), atol=1e-5), "wrong vectors"
-            assert scores == sorted(scores, reverse=True)
+        number = int(retriever.search("probe", 1, mode="dense")[0].metadata["save"])
+        documents = documents_of(number, count)
+        for probe, results in zip(
+            PROBES, retriever.search_batch(PROBES, 2 * count, mode="dense"), strict=True
+        ):
+            assert {each.id: each.text for each in results} == documents
+            assert all(each.metadata == {"save": number, "row": int(each.id[2:])}
+                       for each in results)  # fmt: skip
+            assert are_nearest(results, documents, probe, 2 * count), "wrong vectors"
         words = retriever.search(f"save{number}", top_k=2 * count, mode="bm25")
-        assert {each.id for each in words} == set(expected), "wrong words"
-        assert len(retriever.search("probe", count, where={"save": number})) == count
-        assert retriever.search("probe", count, where={"save": number + 1}) == []
+        assert {each.id for each in words} == set(documents), "wrong words"
+        assert retriever.count({"save": number}) == count
+        assert retriever.count({"save": number + 1}) == 0
     return number
 
 
