@@ -180,7 +180,8 @@ def fuzz_index(damages: int, seed: int = 0, count: int = 40) -> dict[str, float]
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert unnoticed < damages / 20, f"{unnoticed} texts were changed unnoticed"
     assert grown < 1.5 * largest + 50e6, f"{grown} bytes more for files of {largest}"
-    return {"damages": damages, "refused": refused, "grown_bytes": grown}
+    accepted = damages - refused
+    return {"files": damages, "refused": refused, "accepted": accepted, "grown_bytes": grown}
 
 
 def torture_save(runs: int, seed: int = 0) -> dict[str, Any]:

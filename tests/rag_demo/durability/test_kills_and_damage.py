@@ -1,14 +1,16 @@
 """Short runs of the tortures; the long ones are ``make torture-save`` and ``make fuzz-index``.
 
-Kills of a save are a check of `tests/rag_demo/contract.py`; those of `rag-demo index` are in
-`tests/rag_demo/stores/test_ingest.py`.
+Kills of a save are a check of `tests/rag_demo/contract.py`; those of `rag-demo index`, and what
+remains of its work, are in `tests/rag_demo/stores/test_ingest.py`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.rag_demo.durability import saves
+from tests.rag_demo.durability import ingestion, saves
 
 pytestmark = pytest.mark.slow
 
@@ -20,3 +22,7 @@ def test_save_on_a_full_disk_leaves_the_old_index() -> None:
 
 def test_damaged_index_is_refused_or_right() -> None:
     assert saves.fuzz_index(300)["refused"] > 50
+
+
+def test_interrupted_ingestion_leaves_a_consistent_index(tiny_model: Path) -> None:
+    assert ingestion.torture_interrupts(20, tiny_model)["different_states"] > 1
