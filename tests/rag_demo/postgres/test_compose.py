@@ -1,85 +1,44 @@
-"""The replicas of docs/deploy/compose.postgres.yaml as processes, which share one index."""
+"""deploy/compose.postgres.yaml: its commands, run here."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.postgres_server import PASSWORD, PostgresServer
-from tests.support.programs import ROOT, TIMEOUT_S, free_port
-from tests.support.rag_command import succeed, write_lines
-from tests.support.waiting import wait_for
+from tests.support.programs import ROOT
+from tests.support.rag_command import fail, info, succeed
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML: see make test-postgres")
-TOKENS = {"--token-file": "secret-of-the-clients", "--admin-token-file": "secret-of-the-owner"}
 
 
-@contextlib.contextmanager
-def running(*command: str) -> Iterator[None]:
-    """Run a service until the end of the block, and then end it by SIGTERM."""
-    secret = {"PGPASSWORD": PASSWORD, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        command, env={**os.environ, **secret}, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        yield
-        process.terminate()
-        _, log = process.communicate(timeout=TIMEOUT_S)
-        assert PASSWORD not in log
-        assert process.returncode == 143, log
-    finally:
-        process.kill()
-        process.wait()
-
-
-def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """Send a request; return the status, 0 without an answer, and the decoded body."""
-    token = TOKENS["--admin-token-file" if method == "PUT" else "--token-file"]
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}",
-        None if body is None else json.dumps(body).encode(),
-        {"authorization": f"Bearer {token}", "content-type": "application/json"},
-        method=method,
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return answer.status, json.load(answer)
-    except OSError:
-        return 0, None
-
-
-def test_two_replicas_share_one_index(
-    server: PostgresServer, table: str, tiny_model: Path, tmp_path: Path
+def test_commands_index_a_folder_and_start_the_service(
+    server: PostgresServer,
+    table: str,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What one writes is found by the other at once."""
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
     compose = yaml.safe_load((ROOT / "docs" / "deploy" / "compose.postgres.yaml").read_text())
-    for name, token in TOKENS.items():
-        (tmp_path / name).write_text(token)
-    source = write_lines(tmp_path / "notes.jsonl", [{"id": "first", "text": "the first note"}])
-    url = f"{server.url}?table={table}"
-    succeed("index", source, "--out", url, "--model", tiny_model, "--device", "cpu", "--no-cache")
-    values = {"--index": url.replace(f":{PASSWORD}", ""), "--host": "127.0.0.1",
-              **{name: str(tmp_path / name) for name in TOKENS}}  # fmt: skip
-    names = [each.partition("=")[0] for each in compose["services"]["rag-demo"]["command"]]
-    options = [f"{name}={values[name]}" if name in values else name for name in names]
-    serve = [sys.executable, "-m", "rag_demo", "serve", *options, "--model", str(tiny_model)]
-    ports = [free_port(), free_port()]
-    with contextlib.ExitStack() as stack:
-        for port in ports:
-            stack.enter_context(running(*serve, "--port", str(port)))
-        wait_for(lambda: all(ask(port, "GET", "/readyz")[0] == 200 for port in ports))
-        new = {"documents": [{"id": "second", "text": "the second note"}]}
-        assert ask(ports[0], "PUT", "/documents", new)[0] == 200
-        for port in ports:
-            status, found = ask(port, "POST", "/search", {"query": "note"})
-            assert status == 200, found
-            assert {each["id"] for each in found["results"]} == {"first", "second"}
+    url = f"postgresql://tester@127.0.0.1:{server.port}/postgres?table={table}"
+    (tmp_path / "note.md").write_text("words of a note")
+    (tmp_path / ".token").write_text("secret-of-the-service")
+
+    def here(name: str) -> list[Any]:
+        """Return a command of a service with places of this machine."""
+        places = {
+            "postgresql://rag@postgres/rag": url,
+            "/documents": str(tmp_path),
+            "/run/secrets/token": str(tmp_path / ".token"),
+            "/run/secrets/admin-token": str(tmp_path / ".token"),
+        }
+        parts = [part.rpartition("=") for part in compose["services"][name]["command"]]
+        return [f"{option}{sign}{places.get(value, value)}" for option, sign, value in parts]
+
+    succeed("index", *here("documents"), "--model", tiny_model, "--no-cache")
+    assert info(url)["texts"] == 1
+    # All other options are known and valid.
+    assert "--port" in fail("serve", *here("rag-demo"), "--port", "wrong")
