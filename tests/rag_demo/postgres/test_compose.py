@@ -1,4 +1,4 @@
-"""deploy/compose.postgres.yaml: its commands, run here."""
+"""docs/deploy/compose.postgres.yaml: its commands, run here."""
 
 from __future__ import annotations
 
