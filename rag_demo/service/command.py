@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import Any
 
 import click
@@ -35,9 +34,7 @@ def serve(**options: Any) -> int:
     Each option is also a variable: RAG_DEMO_INDEX, RAG_DEMO_BATCH_TOKENS. The variables
     RAG_DEMO_TOKEN and RAG_DEMO_ADMIN_TOKEN hold tokens.
     """
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Which asks other servers to reload.
-    from rag_demo.service.settings import Settings, cpu_quota, is_loopback, read_tokens
+    from rag_demo.service.settings import Settings, is_loopback, read_tokens
 
     settings = Settings.read(
         **{name: value for name, value in options.items() if value not in (None, ())}
@@ -46,7 +43,6 @@ def serve(**options: Any) -> int:
     # OpenBLAS (of NumPy) read the variables when they are loaded, here or in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 16 cycles
-    os.environ.setdefault("OMP_NUM_THREADS", str(cpu_quota()))
     from rag_demo.service.logs import configure_logging
     from rag_demo.service.server import bind, run_server
     from torch_utils import exit_on_signals

@@ -63,7 +63,7 @@ async def put(request: Request, service: Writable, body: DocumentsRequest) -> di
 
     model: Any = SimpleNamespace(dimension=None, embed_documents=embed_documents)
     model.identity, model.count_tokens = service.identity, models.estimate
-    model.max_tokens = service.model.max_tokens
+    model.max_tokens = service.lanes["model"].max_tokens
     batch = await asyncio.to_thread(embed, documents, model)
     added = await service.change(
         lambda retriever: retriever.store.upsert(batch, choose_ids=names is None), deadline
@@ -95,7 +95,7 @@ async def page(
 ) -> Response:
     """Return the documents whose ids come after one, ordered by id."""
     at_most(limit, service.limits.max_top_k, "documents in a page", "limit")
-    found = await _read(request, service, service.page, (limit, after))
+    found = await _read(request, service, service.index.page, (limit, after))
     documents = [each._asdict() for each in found]
     last = documents[-1]["id"] if len(documents) == limit else None
     return respond(request, {"documents": documents, "next": last})
@@ -104,7 +104,7 @@ async def page(
 @router.get("/{document_id:any}")
 async def get(request: Request, service: Running, document_id: str) -> Response:
     """Return a document."""
-    document = await _read(request, service, service.get, document_id)
+    document = await _read(request, service, service.index.get, document_id)
     if document is None:
         raise Problem(404, "no document has this id")
     return respond(request, document._asdict())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import math
 import re
 import time
 import uuid
@@ -33,8 +32,6 @@ _OPEN_PATHS = {"/livez", "/readyz", "/health", *PAGE_FILES}
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
 _CLIENT_GONE = 499  # nginx's status for a client that closed its connection
-_PIECE = 1 << 16  # bytes of a response that are sent together
-_CLOSE = {"connection": "close"}
 _HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
 
@@ -45,13 +42,11 @@ class Guard:
         app: The application behind the guard.
         settings: The service's settings.
         limits: The service's limits.
-        routes: The routes behind the guard.
     """
 
-    def __init__(self, app: Any, settings: Settings, limits: Limits, routes: Sequence[Any]) -> None:
-        self._app, self._limits, self._routes = app, limits, routes
+    def __init__(self, app: Any, settings: Settings, limits: Limits) -> None:
+        self._app, self._limits = app, limits
         self._on_loopback = is_loopback(settings.host)
-        self._requests = 0  # at present, without probes
         self._bytes = 0  # of all bodies and responses that are in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +59,7 @@ class Guard:
         request_id = client_id.decode() if _ID.fullmatch(client_id) else uuid.uuid4().hex
         REQUEST_ID.set(request_id)
         service = scope["state"]["service"]
-        status, taken, started = _CLIENT_GONE, 0, time.perf_counter()
+        status, taken, size, started = _CLIENT_GONE, 0, 0, time.perf_counter()
 
         def take_bytes(count: int) -> None:
             nonlocal taken
@@ -74,6 +69,17 @@ class Guard:
             self._bytes += count
             taken += count
 
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            part = len(message.get("body", b""))
+            take_bytes(part)
+            size += part
+            if size > self._limits.max_body_bytes:
+                detail = f"the body has more than {self._limits.max_body_bytes:,} bytes"
+                raise Problem(413, detail, headers={"connection": "close"})
+            return message
+
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -81,46 +87,28 @@ class Guard:
                 added = [*_HEADERS, (b"x-request-id", request_id.encode())]
                 added += [(b"connection", b"close")] * service.draining
                 message = {**message, "headers": [*message["headers"], *added]}
-            body = memoryview(message.get("body", b""))
-            while len(body) > _PIECE:  # As fast as the client reads.
-                piece, body = bytes(body[:_PIECE]), body[_PIECE:]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({**message, "body": bytes(body)} if body else message)
-
-        async def refuse(problem: Problem) -> None:
-            if status == _CLIENT_GONE:  # Otherwise a response has begun.
-                response = problem_response(problem, request["path"], request_id)
-                await response(scope, receive, send_with_headers)
+            await send(message)
 
         # The server omits the body of a response to HEAD.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         request = {**scope, "method": method, "request_id": request_id, "take_bytes": take_bytes}
-        counts = method != "GET" or scope["path"] not in ("/metrics", *_OPEN_PATHS)
-        self._requests += counts
         metrics.IN_FLIGHT.inc()
         try:
-            if counts and self._requests > self._limits.max_connections:
-                raise overloaded(1, "too many requests at a time", status=503)
             self._admit(request, headers, *service.tokens)
-            await self._app(request, self._limited(request, receive), send_with_headers)
-        except Problem as problem:
-            await refuse(problem)
+            await self._app(request, limited, send_with_headers)
         except ClientDisconnect:
             pass
-        except asyncio.CancelledError:  # The server does not wait any longer.
-            await refuse(overloaded(1, "the service is stopping", status=503))
-        except Exception as error:  # The last handler before the server.
-            log_error("the request failed", error)
-            unknown = Problem(500, "the service failed; its log says why")
-            await refuse(problem_of(error) if isinstance(error, RagDemoError) else unknown)
+        except (Exception, asyncio.CancelledError) as error:  # The last handler before the server.
+            problem = _problem(error)
+            if status == _CLIENT_GONE:  # Otherwise a response has begun.
+                response = problem_response(problem, scope["path"], request_id)
+                await response(scope, receive, send_with_headers)
         finally:
-            self._requests -= counts
             metrics.IN_FLIGHT.dec()
             self._bytes -= taken
             seconds = time.perf_counter() - started
             # Labels that clients can invent would be kept forever.
-            matching = (each.path for each in self._routes if each.matches(request)[0].value)
-            route = next(matching, "unknown")
+            route = getattr(request.get("route"), "path", "unknown")
             method = scope["method"] if route != "unknown" else "other"
             metrics.REQUESTS.labels(route, method, str(status)).inc()
             metrics.SECONDS.labels(route).observe(seconds)
@@ -140,10 +128,6 @@ class Guard:
             Problem: The token or the host name is wrong.
         """
         path, method = scope["path"], scope["method"]
-        if b"content-length" in headers and b"transfer-encoding" in headers:
-            # Two lengths allow request smuggling (RFC 9112, 6.1).
-            detail = "send either content-length or transfer-encoding, not both"
-            raise Problem(400, detail, headers=_CLOSE)
         if method == "GET" and path in _OPEN_PATHS and clients:
             return
         is_admin = path.startswith("/admin") or (path.startswith("/documents") and method != "GET")
@@ -165,28 +149,14 @@ class Guard:
         if is_admin and (not self._on_loopback or _is_foreign(headers)):
             raise Problem(403, "administration needs a token, or a client on the same machine")
 
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Return a ``receive`` that limits a body in size and time."""
-        most, limit_s = self._limits.max_body_bytes, self._limits.body_timeout_s
-        size, ends = 0, time.monotonic() + limit_s
 
-        async def limited() -> Message:
-            nonlocal size, ends
-            try:
-                message = await asyncio.wait_for(receive(), ends - time.monotonic())
-            except asyncio.TimeoutError:
-                detail = f"the body was not complete within {limit_s:g} s"
-                raise Problem(408, detail, headers=_CLOSE) from None
-            part = len(message.get("body", b""))
-            scope["take_bytes"](part)
-            size += part
-            if size > most:
-                raise Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
-            if not message.get("more_body", False):
-                ends = math.inf  # The next message tells that the client has disconnected.
-            return message
-
-        return limited
+def _problem(error: BaseException) -> Problem:
+    if isinstance(error, asyncio.CancelledError):  # The server does not wait any longer.
+        return overloaded(1, "the service is stopping", status=503)
+    if isinstance(error, (Problem, RagDemoError)):
+        return problem_of(error)
+    log_error("the request failed", error)
+    return Problem(500, "the service failed; its log says why")
 
 
 def _is_foreign(headers: Headers) -> bool:

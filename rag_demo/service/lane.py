@@ -1,4 +1,4 @@
-"""Lane: the queues of a model or the index.
+"""Lane: a model or the index in its host, with a thread that uses it and queues before it.
 
 Small jobs go before bulk, and each takes its turn: a query waits for the batch that runs, and not
 for bulk that waits. A batch never waits for more requests; requests that arrive while a batch runs
@@ -22,10 +22,9 @@ from starlette.requests import ClientDisconnect
 from rag_demo.errors import IndexFileError, PostgresError
 from rag_demo.service import metrics
 from rag_demo.service.logs import REQUEST_ID, log_error
-from rag_demo.service.models import Hosted
 from rag_demo.service.responses import Problem, overloaded, problem_of
 from rag_demo.service.settings import Settings
-from torch_utils import ModelInUseError
+from torch_utils import ModelHost, ModelInUseError
 
 _BULK_TOKENS = 1024  # of a job; a larger one is bulk
 _SMALL_TURN_S, _BULK_TURN_S = 0.25, 0.05  # of a batch, by the measured rate
@@ -168,35 +167,80 @@ class Queue:
 
 
 class Lane:
-    """The queues of a model or the index. Belongs to one event loop.
+    """A model or the index, and the jobs that wait for it. Belongs to one event loop.
 
     If a batch fails, its jobs run again one by one, so that only the job at fault fails. An error
     of the whole index or database fails the batch.
 
     Args:
         name: The name, for threads and metrics.
-        hosted: The model or the index.
+        host: The host of the model or the index.
         settings: The service's settings.
+
+    Attributes:
+        error: Why the last load failed; None if it succeeded.
+        has_loaded: Whether a load has succeeded.
+        max_tokens: How many tokens of a text the model reads; None if that is unknown.
+        dimension: Length of the model's vectors; 0 without them.
+        batch_tokens: How many tokens the model computes together; 0 if that is unknown.
     """
 
-    def __init__(self, name: str, hosted: Hosted, settings: Settings) -> None:
-        self.name, self.hosted, self._settings = name, hosted, settings
+    def __init__(self, name: str, host: ModelHost[Any], settings: Settings) -> None:
+        self.name, self.host, self._settings = name, host, settings
+        self.error: BaseException | None = None
+        self.has_loaded = False
+        self.max_tokens: int | None = None
+        self.dimension = self.batch_tokens = 0
         self._small, self._bulk = Queue(settings.timeout), Queue(settings.timeout)
         small, bulk = self._small, self._bulk
         metrics.WAITING.labels(name).set_function(lambda: small.tokens + bulk.tokens)
         self._wake = asyncio.Event()
-        # OpenMP makes its threads again for each new thread that computes.
+        # OpenMP makes its own threads again for each new thread that computes.
         self._thread = ThreadPoolExecutor(1, f"lane {name}")
+        self._began: float | None = None  # when the thread began a load or a call
         self.task = asyncio.get_running_loop().create_task(self._work(), name=f"lane {name}")
+
+    async def call(self, function: Callable[[Any], Any]) -> Any:
+        """Call a function of the model in the lane's thread; load the model if it is not loaded.
+
+        Raises:
+            Exception: The load has failed, or the function failed.
+        """
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._lease_and_call, function
+        )
+
+    def _lease_and_call(self, function: Callable[[Any], Any]) -> Any:
+        has_begun, self._began = False, time.monotonic()
+        try:
+            with self.host.lease() as model:
+                has_begun, self._began = True, time.monotonic()  # The load is over.
+                if not self.has_loaded:
+                    self.max_tokens = getattr(model, "max_tokens", None)
+                    self.dimension = int(getattr(model, "dimension", 0))
+                    self.batch_tokens = int(getattr(model, "batch_tokens", 0))
+                self.error, self.has_loaded = None, True
+                return function(model)
+        except Exception as error:
+            if not has_begun:
+                self.error = error
+            raise
+        finally:
+            self._began = None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load is under way."""
+        return self.host.state == "loading"
 
     @property
     def failure(self) -> str:
         """Why the lane does not work on requests; "" if it does."""
         if self.task.done():
             return "the service has stopped working on requests; restart it"
-        limit_s = self._settings.hang_timeout
-        if self.hosted.busy_s > limit_s:
-            what = "a load" if self.hosted.is_loading else "a call"
+        began, limit_s = self._began, self._settings.hang_timeout
+        if began is not None and time.monotonic() - began > limit_s:
+            what = "a load" if self.is_loading else "a call"
             return f"{what} of the {self.name} has not ended for more than {limit_s:g} s"
         return ""
 
@@ -217,8 +261,8 @@ class Lane:
         """
         if reason := self.failure:
             raise overloaded(5, reason, status=503)
-        if self.hosted.error is not None:
-            raise problem_of(self.hosted.error)
+        if self.error is not None:
+            raise problem_of(self.error)
         job.deadline = deadline
         chosen = self._small if sum(job.tokens) <= _BULK_TOKENS else self._bulk
         chosen.add(job)
@@ -235,7 +279,7 @@ class Lane:
             if gone.done():
                 raise ClientDisconnect
             message = f"the answer was not ready within {self._settings.timeout:g} s"
-            has_begun = job.taken and not self.hosted.is_loading
+            has_begun = job.taken and not self.is_loading
             raise overloaded(5, message, status=504 if has_begun else 503)
         finally:
             job.answer.cancel()
@@ -257,7 +301,7 @@ class Lane:
 
         Less than a whole batch may not keep the device busy, but a query may have to wait for it.
         """
-        rate, tokens = chosen.rate or self._small.rate, float(self.hosted.batch_tokens)
+        rate, tokens = chosen.rate or self._small.rate, float(self.batch_tokens)
         if rate is None:
             tokens = tokens or _FIRST_TOKENS
         elif tokens < rate * turn_s or tokens > rate * _WHOLE_S:
@@ -269,9 +313,7 @@ class Lane:
         metrics.BATCH.labels(self.name).observe(chosen.taken)
         for job in dict.fromkeys(job for job, _ in items if not job.results):
             metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
-        call = asyncio.ensure_future(
-            self.hosted.call(partial(self._run, chosen, items), self._thread)
-        )
+        call = asyncio.ensure_future(self.call(partial(self._run, chosen, items)))
         try:
             while not (await asyncio.wait([call], timeout=_LOOK_S))[0]:
                 chosen.refuse_late()
@@ -293,10 +335,10 @@ class Lane:
             job.results.append(outcome)
             if len(job.results) == len(job.inputs):
                 job.answer.set_result(job.results)
-        if self.hosted.error is not None and self.hosted.host.state == "loaded":
+        if self.error is not None and self.host.state == "loaded":
             # The index is damaged; the next call opens it again.
             with contextlib.suppress(ModelInUseError):
-                await asyncio.to_thread(self.hosted.host.unload)
+                await asyncio.to_thread(self.host.unload)
 
     def _run(self, chosen: Queue, items: list[Item], model: Any) -> tuple[list[Any], float]:
         """Return the result of each input or a `Problem`, and the seconds. Runs in a thread."""
@@ -313,14 +355,13 @@ class Lane:
         except BaseException as error:
             # A tokenizer's panic or a model's sys.exit() must not end the thread.
             if isinstance(error, IndexFileError):
-                self.hosted.error = error
+                self.error = error
             parts = [list(part) for _, part in groupby(items, lambda item: id(item[0]))]
             if len(parts) == 1 or isinstance(error, _OF_ALL):
                 return [_failed(error, items)] * len(items)
             outcomes: list[Any] = []
             for part in parts:
-                has_gone = part[0][0].answer.done()  # Its client or its deadline.
-                outcomes += [None] * len(part) if has_gone else self._answers(model, part)
+                outcomes += self._answers(model, part)
             return outcomes
 
 

@@ -27,6 +27,3 @@ WAITING = client.Gauge("rag_demo_waiting_tokens", "Estimated tokens in the queue
 REFUSED = client.Counter("rag_demo_refused", "Requests refused with 429.")
 DOCUMENTS = client.Gauge("rag_demo_documents", "Documents in the index.")
 INDEX_VERSION = client.Gauge("rag_demo_index_version", "The version in use.", ["version"])
-
-POOL_FIGURES = ("pool_size", "pool_available", "requests_waiting", "requests_errors")
-POOL = client.Gauge("rag_demo_pool", "The connections to PostgreSQL; 0 without one.", ["figure"])

@@ -1,12 +1,9 @@
-"""The models of a service: loading them, and computing the inputs of jobs with them."""
+"""The models of a service: how they are loaded, and how they compute the inputs of jobs."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 from rag_demo.encoding.embedder import as_embedder
@@ -14,7 +11,6 @@ from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import ModelMismatchError
 from rag_demo.reranker import Reranker
 from rag_demo.vectors import normalized
-from torch_utils import ModelHost
 
 LoadModel = Callable[[], Any]
 _BYTES_PER_TOKEN, _SPECIAL_TOKENS = 3, 2
@@ -69,78 +65,6 @@ def _used(model: Any, use: Callable[[], object]) -> Any:
         use()
         stack.pop_all()
     return model
-
-
-class Hosted:
-    """A model or the index in its host, for any number of threads.
-
-    Args:
-        host: The host.
-
-    Attributes:
-        error: Why the last load failed; None if it succeeded.
-        has_loaded: Whether a load has succeeded.
-        max_tokens: How many tokens of a text the model reads; None if that is unknown.
-        dimension: Length of the model's vectors; 0 without them.
-        batch_tokens: How many tokens the model computes together; 0 if that is unknown.
-    """
-
-    def __init__(self, host: ModelHost[Any]) -> None:
-        self.host = host
-        self.error: BaseException | None = None
-        self.has_loaded = False
-        self.max_tokens: int | None = None
-        self.dimension = self.batch_tokens = 0
-        self._began: list[list[float]] = []  # when each load or call that runs began
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether a load is under way."""
-        return self.host.state == "loading"
-
-    @property
-    def busy_s(self) -> float:
-        """How long the oldest load or call has been running; 0 without one."""
-        now = time.monotonic()
-        return max((now - began for (began,) in self._began.copy()), default=0.0)
-
-    async def call(self, function: Callable[[Any], Any], thread: Executor | None = None) -> Any:
-        """Call a function of the model; load the model if it is not loaded.
-
-        Args:
-            function: The function.
-            thread: Where to call it; None for a new thread.
-
-        Raises:
-            Exception: The load has failed, or the function failed.
-        """
-        began, has_begun = [time.monotonic()], False
-
-        def begin(model: Any) -> Any:
-            nonlocal has_begun
-            began[0], has_begun = time.monotonic(), True  # The load is over.
-            if not self.has_loaded:
-                self.max_tokens = getattr(model, "max_tokens", None)
-                self.dimension = int(getattr(model, "dimension", 0))
-                self.batch_tokens = int(getattr(model, "batch_tokens", 0))
-            self.error, self.has_loaded = None, True
-            return function(model)
-
-        def leased() -> Any:
-            with self.host.lease() as model:
-                return begin(model)
-
-        self._began.append(began)
-        try:
-            if thread is None:
-                return await self.host.call(begin)
-            return await asyncio.get_running_loop().run_in_executor(thread, leased)
-        except Exception as error:
-            if not has_begun:
-                self.error = error
-            raise
-        finally:
-            self._began.remove(began)
 
 
 def estimate(texts: Sequence[str], most: int | None = None) -> list[int]:

@@ -57,13 +57,10 @@ async def info(service: Running) -> dict[str, Any]:
         model_id=service.model_name,
         model_dtype=service.identity.dtype or "float32",
         model_type={"embedding": {"pooling": "model"}},
-        dimension=service.model.dimension,
-        max_input_length=service.model.max_tokens,
-        max_concurrent_requests=service.limits.max_connections,
+        dimension=service.lanes["model"].dimension,
+        max_input_length=service.lanes["model"].max_tokens,
         max_batch_tokens=service.settings.batch_tokens,
         max_client_batch_size=service.limits.max_texts,
-        auto_truncate=True,
-        tokenization_workers=1,
         reranker=Path(service.settings.reranker or "").name or None,
         version=version("torch-cleanup"),
     )
@@ -72,9 +69,11 @@ async def info(service: Running) -> dict[str, Any]:
 @router.get("/admin/models", dependencies=_TOKEN)
 async def models(service: Running) -> dict[str, Any]:
     """List the models and the index with size, state and the time until they are unloaded."""
-    found = [dataclasses.asdict(each.hosted.host.status()) for each in service.lanes.values()]
+    found = [dataclasses.asdict(each.host.status()) for each in service.lanes.values()]
     for status in found:  # The text of an error may name files of the server.
         status["failed"] = status.pop("last_error") is not None
+    if found[-1]["state"] == "loaded":  # The host does not count mapped files.
+        found[-1] |= {"nbytes": service.index.nbytes, "nbytes_by_device": None}
     return {"models": found}
 
 
@@ -87,7 +86,7 @@ async def unload(service: Running, name: str) -> dict[str, Any]:
 @router.post("/admin/reload", dependencies=_TOKEN)
 async def reload(service: Running) -> dict[str, Any]:
     """Open the index again; the old one answers until the new one is open."""
-    await service.reload()
+    await service.index.reload()
     return service.state()
 
 

@@ -152,7 +152,7 @@ def respond(request: Request, content: Any, *, truncated: int = 0) -> Response:
         Problem: It is too large, or too many bytes are in memory.
     """
     service = request.state.service
-    headers = {"x-index-version": service.version}
+    headers = {"x-index-version": service.index.version}
     if truncated:
         headers["x-truncated-texts"] = str(truncated)
     try:

@@ -37,7 +37,7 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
     queries = [body.query] if body.query is not None else body.queries or []
     at_most(len(queries), limits.max_queries, "queries", "queries")
     at_most(body.top_k, limits.max_top_k, "results of a query", "top_k")
-    results = len(queries) * min(body.top_k, max(service.documents, 1))
+    results = len(queries) * min(body.top_k, max(service.index.documents, 1))
     at_most(results, limits.max_results, "results", "top_k")
     tokens = models.estimate(queries)
     at_most(max(tokens), limits.max_query_tokens, "tokens in a query", "queries")
@@ -52,7 +52,7 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
         )
     options: Any = {"top_k": wanted, "min_score": body.min_score, "where": body.where, "mode": mode}
     inputs = list(zip(queries, vectors, strict=True))
-    job = Job(partial(service.search, options), inputs, tokens)
+    job = Job(partial(service.index.search, options), inputs, tokens)
     found: list[list[SearchResult]] = await service.lanes["index"].run(request, job, deadline)
     if body.rerank:
         for row, (query, its) in enumerate(zip(queries, found, strict=True)):
@@ -187,24 +187,9 @@ async def embeddings(request: Request, service: Running, body: EmbeddingsRequest
     return respond(request, content, truncated=cut)
 
 
-def _names(service: Service) -> list[str]:
-    *lanes, _index = service.lanes.values()
-    return [each.hosted.host.name for each in lanes]
-
-
-def _card(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}
-
-
 @router.get("/v1/models")
 async def list_models(service: Running) -> dict[str, Any]:
     """List the embedding model and the reranker."""
-    return {"object": "list", "data": list(map(_card, _names(service)))}
-
-
-@router.get("/v1/models/{model:any}")
-async def describe_model(service: Running, model: str) -> dict[str, Any]:
-    """Describe a model."""
-    names = _names(service)
-    check_model(model, *names, service.model_id)
-    return _card(model if model in names else names[0])
+    *lanes, _index = service.lanes.values()
+    card = {"object": "model", "created": 0, "owned_by": "rag-demo"}
+    return {"object": "list", "data": [{"id": lane.host.name, **card} for lane in lanes]}

@@ -59,7 +59,7 @@ def create_app(
         register()
         app.state.service = service = Service(settings, limits, load_model)
         for lane in service.lanes.values():
-            scope.manage(lane.hosted.host)
+            scope.manage(lane.host)
         scope.callback(service.close)  # Before the hosts.
         yield {"service": service}
 
@@ -74,16 +74,15 @@ def create_app(
         exception_handlers=dict.fromkeys((HTTPException, RequestValidationError), respond_to_error),
     )
     app.state.service = None
-    modules = (probes, search, documents)
-    for module in modules:
+    app.include_router(probes.router)
+    for module in (search, documents):
         # The guard checks tokens, before it reads a body; this describes them.
-        app.include_router(module.router, dependencies=[Security(BEARER)] * (module is not probes))
-    routes = [route for module in modules for route in module.router.routes]
-    app.add_middleware(Guard, settings=settings, limits=limits, routes=routes)
+        app.include_router(module.router, dependencies=[Security(BEARER)])
+    app.add_middleware(Guard, settings=settings, limits=limits)
     return app
 
 
-def bind(settings: Settings, limits: Limits = Limits()) -> socket.socket:  # noqa: B008
+def bind(settings: Settings) -> socket.socket:
     """Open the listening socket.
 
     Raises:
@@ -100,9 +99,6 @@ def bind(settings: Settings, limits: Limits = Limits()) -> socket.socket:  # noq
     # Accepted connections inherit the options. With Nagle's algorithm each response would wait
     # 40 ms for the acknowledgement of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: ends connections that nobody reads.
-        timeout_ms = math.ceil(1000 * limits.write_timeout_s)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
     return listener
 
 
@@ -133,6 +129,7 @@ def run_server(
     """
     app = create_app(settings, limits=limits, load_model=load_model)
     server = Server(app, settings, limits)
+    log.info("serving at %s port %d, process %d", *listener.getsockname()[:2], os.getpid())
     try:
         with listener:
             server.run([listener])
@@ -175,12 +172,6 @@ class Server(uvicorn.Server):
     def first_signal(self) -> int:
         """The number of the first signal to stop; 0 without a signal."""
         return next(iter(self._captured_signals), 0)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the index and listen; the models are loaded afterwards."""
-        await super().startup(sockets)
-        for listener in sockets or ():
-            log.info("serving at %s port %d, process %d", *listener.getsockname()[:2], os.getpid())
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop; uvicorn asks ten times a second."""

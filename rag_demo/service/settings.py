@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +39,7 @@ class Limits:
     """Limits that operators need not change; programs may, by `create_app`.
 
     Attributes:
-        body_timeout_s: Time to send a body; for a stream, the time between two parts.
-        write_timeout_s: Linux cuts off a client that has not read for so long.
         idle_timeout_s: Longer than the minute that proxies keep idle connections open.
-        max_connections: Requests at a time; more get 503. Probes do not count.
         max_texts: OpenAI's limit.
         max_queries: Queries in a request.
         max_query_tokens: Tokens of a query to search.
@@ -55,10 +50,7 @@ class Limits:
         buffer_bytes: Bytes of all bodies and responses that are in memory.
     """
 
-    body_timeout_s: float = 15
-    write_timeout_s: float = 30
     idle_timeout_s: float = 75
-    max_connections: int = 1_000
     max_texts: int = 2_048
     max_queries: int = 256
     max_query_tokens: int = 2_048
@@ -191,16 +183,6 @@ def _read_tokens(variable: str, values: Iterable[str], paths: Iterable[Path]) ->
                 "for example from: openssl rand -hex 32"
             )
     return [token.encode() for _, token in found]
-
-
-def cpu_quota() -> int:
-    """Return how many cores this process may use, by its affinity and its cgroup's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
-    except (OSError, ValueError):  # There is no such file, or "max": no quota.
-        return cores or 1
-    return max(1, min(cores or 1, math.ceil(quota / period)))
 
 
 def is_loopback(host: str | None) -> bool:

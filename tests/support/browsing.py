@@ -26,7 +26,7 @@ def serving_on_a_port(index: Path, load_model: Any = Embedder, **options: Any) -
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    while not (server.started and app.state.service.model.has_loaded):
+    while not (server.started and app.state.service.lanes["model"].has_loaded):
         assert thread.is_alive(), "the server has ended"
         time.sleep(0.01)
     try:

@@ -196,7 +196,7 @@ def main() -> int:
     exit_on_signals()
     configure_logging("json", os.environ.get("LEVEL", "WARNING"))
     settings = Settings.read(**{"index": index, "retriever": retriever, "port": 0, **options})
-    listener = bind(settings, limits)
+    listener = bind(settings)
     print(listener.getsockname()[1], flush=True)
     try:
         return 128 + run_server(settings, listener, limits=limits, load_model=load)

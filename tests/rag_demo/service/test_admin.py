@@ -23,6 +23,8 @@ def test_unload_reports_and_next_query_loads_again(index: Path) -> None:
                 return {each["name"]: each["state"] for each in models}
 
             assert await states() == {"hashed": "loaded", "index": "loaded"}
+            models = (await client.get("/admin/models")).json()["models"]
+            assert models[1]["nbytes"] >= 4 * Embedder.dimension * len(TEXTS)
             for name in ("hashed", "index"):
                 report = (await client.post(f"/admin/models/{name}/unload")).json()
                 assert {"freed_bytes", "still_held", "duration_s"} <= set(report)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_demo import RagDemoError
-from tests.support.serving import Embedder, ask, load_hanging_model, read_settings, serving
+from tests.support.serving import Embedder, ask, load_hanging_model, serving
 from tests.support.waiting import wait_for_async
 
 
@@ -124,23 +123,3 @@ def test_clients_token_does_not_administer_without_admin_token(index: Path) -> N
     (answer,) = ask(index, ("GET", "/admin/models", {"headers": headers}), token=(CLIENT,))
     assert answer.status_code == 403
     assert "RAG_DEMO_ADMIN_TOKEN" in answer.json()["detail"]
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({}, "--index: name a folder"),
-        ({"index": "i", "hang_timeout": 0}, "--hang-timeout: .* greater than 0"),
-    ],
-)
-def test_wrong_setting_names_its_option(options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(RagDemoError, match=problem):
-        read_settings(**options)
-
-
-def test_tokens_of_the_environment_are_checked(
-    index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAG_DEMO_TOKEN", f"{CLIENT},b")
-    with pytest.raises(RagDemoError, match="a token in RAG_DEMO_TOKEN has 1 characters"):
-        read_settings(index=index)

@@ -51,9 +51,8 @@ def test_base64_and_float_embeddings_are_equal(index: Path) -> None:
         )
         one = await client.embeddings.create(model="default", input=TEXTS[1], dimensions=8)
         models = (await client.models.list()).data
-        assert [await client.models.retrieve(each.id) for each in models] == models
         with pytest.raises(openai.NotFoundError, match="available: 'hashed'"):
-            await client.models.retrieve("another")
+            await client.embeddings.create(model="another", input="a")
         return by_default, numbers, one, models
 
     by_default, numbers, one, models = with_client(index, use)

@@ -1,4 +1,4 @@
-"""Clients that send slowly, do not read, or send garbage; other clients are served."""
+"""Clients that send garbage; other clients are served."""
 
 from __future__ import annotations
 
@@ -6,27 +6,23 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.support.programs import TIMEOUT_S
 from tests.support.service_program import Service, service
 from tests.support.serving import make_index
-from tests.support.waiting import wait_for
 
 GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"
 SEARCH = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-CHUNKED = SEARCH + b"transfer-encoding: chunked\r\n\r\n"
-LIMITS = ["body_timeout_s=3", "max_body_bytes=100000", "write_timeout_s=3", "idle_timeout_s=3"]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Return a service with narrow limits."""
+    """Return a service that closes idle connections after three seconds."""
     index = make_index(tmp_path_factory.mktemp("connections") / "index")
     environment = {**os.environ, "LEVEL": "INFO"}
-    with service(index, *LIMITS, env=environment) as started:
+    with service(index, "idle_timeout_s=3", env=environment) as started:
         yield started
         assert started.stop() == 143
         output = started.output()
@@ -53,22 +49,6 @@ def conversation(served: Service, *parts: bytes) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parts", "status"),
-    [
-        ([SEARCH, b"content-length: 100\r\n\r\n{"], b" 408 "),
-        ([CHUNKED, b"1\r\n{\r\n"], b" 408 "),
-        ([CHUNKED, *[b"1000\r\n" + b" " * 4096 + b"\r\n"] * 30], b" 413 "),
-    ],
-    ids=["silent", "dripping", "endless"],
-)
-def test_incomplete_bodies_are_refused(served: Service, parts: list[bytes], status: bytes) -> None:
-    # The system may drop an answer that meets a client which is still sending.
-    answers = (conversation(served, *parts).split(b"\r\n")[0] for _ in range(5))
-    assert any(status in answer for answer in answers)
-
-
-@pytest.mark.slow
 def test_host_that_is_not_a_host_reads_no_file(served: Service) -> None:
     """With starlette before 1.0.1 the Host header changed the path of the page's files."""
     for host in (b"x/../../../../../etc/passwd?", b"x//etc/passwd?", b"x/../..?localhost"):
@@ -82,34 +62,12 @@ def test_host_that_is_not_a_host_reads_no_file(served: Service) -> None:
 
 
 @pytest.mark.slow
-def test_responses_that_nobody_reads_are_given_up(tmp_path: Path) -> None:
-    """Their memory is given back, and meanwhile others get 429 at most."""
-    index = make_index(tmp_path / "index", ["long " * 400_000])
-    body = b'{"queries": ["' + b'", "'.join([b"long"] * 4) + b'"], "mode": "dense"}'
-    head = SEARCH + b"content-length: %d\r\n\r\n" % len(body)
-    with service(index, "write_timeout_s=2", "buffer_bytes=20000000") as served:
-        lazy = []
-        for _ in range(4):
-            connection = socket.socket()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(("127.0.0.1", served.port))
-            connection.sendall(head + body)
-            lazy.append(connection)
-        wait_for(lambda: served.ask("/search", {"queries": ["long"] * 4})[0] == 429)
-        wait_for(lambda: served.ask("/search", {"queries": ["long"] * 4})[0] == 200)
-        for connection in lazy:
-            connection.close()
-        assert served.stop() == 143
-
-
-@pytest.mark.slow
 def test_invalid_http_gets_400(served: Service) -> None:
     """No request forges a line of the log."""
     bad = [
         b"\x16\x03\x01 a TLS hello\r\n\r\n",
         GET + b"x-request-id: a\nFAKE\r\n\r\n",
         SEARCH + b"content-length: -1\r\n\r\n",
-        GET + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET + b"\r\n",
     ]
     for each in bad:
         assert b" 400 " in conversation(served, each).split(b"\r\n")[0], each[:60]

@@ -65,15 +65,6 @@ def described(index: Path) -> Any:
     return answer.json()
 
 
-def test_every_response_is_described(described: Any) -> None:
-    assert len(described["paths"]) > 10
-    for path, methods in described["paths"].items():
-        for method, operation in methods.items():
-            answers = operation["responses"]
-            assert set(answers) > {"200"}, (method, path)
-            assert answers["200"]["content"], (method, path)
-
-
 def test_examples_of_the_description_are_accepted(index: Path, described: Any) -> None:
     fields = described["components"]["schemas"]["SearchRequest"]["properties"]
     (query,) = fields["query"]["examples"]

@@ -19,7 +19,6 @@ from tests.support.serving import TEXTS, make_index
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
-QUEUED_LINES = 2048  # docs/service.md
 
 
 def test_failing_first_load_ends_the_start(tmp_path: Path) -> None:
@@ -69,12 +68,11 @@ def test_log_has_one_writer_of_json() -> None:
     assert (line["message"], line["level"]) == ("the index is damaged", "WARNING")
 
 
-@pytest.mark.parametrize("retriever", ["faiss", "torch"])
-def test_missing_or_damaged_index_is_found_again(tmp_path: Path, retriever: str) -> None:
+def test_missing_or_damaged_index_is_found_again(tmp_path: Path) -> None:
     """An open index stays in use, and no response names a folder."""
     index = make_index(tmp_path / "index", [f"{text} {n}" for text in TEXTS for n in range(500)])
     texts: list[str] = []
-    with service(index, retriever=retriever) as started:
+    with service(index) as started:
 
         def status_of(*arguments: Any, **more: Any) -> int:
             status, text = started.ask(*arguments, **more)

@@ -109,49 +109,6 @@ def test_page_is_accessible(chromium: Any, index: Path, scheme: str, width: int)
 
 
 @pytest.mark.slow
-def test_page_shows_unusual_metadata_and_error_responses(chromium: Any, index: Path) -> None:
-    """A late response does not replace the results of a later query."""
-    paths = ["a.txt", 7, None, ["x"]]
-    texts: dict[str, Any] = {f"{row}": {"path": path} for row, path in enumerate(paths)}
-    texts["object"] = {"path": {"toString": 1, "valueOf": 1}, "line": {"toString": None}}
-    texts["__proto__"] = {"__proto__": {"path": "wrong"}, "constructor": 1}
-    texts["long"] = {"path": "long.txt"}
-    late: list[Any] = []
-
-    def answer(route: Any) -> None:
-        query = route.request.post_data_json["query"]
-        if query == "late":
-            late.append(route)
-        elif query == "proxy":
-            route.fulfill(status=502, content_type="text/html", body="<h1>Bad Gateway</h1>")
-        else:
-            made = [
-                {"rank": 1, "score": 0.5, "id": each, "passage": None, "metadata": metadata}
-                | {"text": "memory. " * 100_000 if each == "long" else f"memory {each}"}
-                for each, metadata in texts.items()
-            ]
-            route.fulfill(json={"results": made})
-
-    with open_page(chromium, index) as (page, complaints):
-        page.route("**/search", answer)
-        page.get_by_label("Question").fill("late")
-        page.keyboard.press("Enter")
-        ask(page, "memory")
-        page.get_by_text("7 results in").wait_for()
-        assert page.locator(".source").all_inner_texts() == [
-            "a.txt", "7", "2", '["x"]', '{"toString":1,"valueOf":1}:{"toString":null}',
-            "__proto__", "long.txt",
-        ]  # fmt: skip
-        assert len(page.locator("#results").inner_text()) < 10_000
-        late[0].fulfill(json={"results": []})
-        page.get_by_label("Question").fill("proxy")
-        page.keyboard.press("Enter")
-        page.get_by_text("the service did not answer (status 502)").wait_for()
-        assert page.locator("#results li").count() == 7
-        assert all("502" in each for each in complaints), complaints
-
-
-@pytest.mark.slow
 def test_invalid_token_can_be_corrected(chromium: Any, index: Path) -> None:
     with open_page(chromium, index, token=("right-right-right",)) as (page, _):
         page.get_by_text("ready, 4 documents").wait_for()

@@ -13,8 +13,6 @@ import pytest
 from rag_demo import FaissRetriever
 from tests.support.serving import TEXTS, Embedder, ask, search, serving
 
-FOLDER = "/secret/folder"
-
 
 def test_search_returns_the_retrievers_results(index: Path) -> None:
     """In every mode, with filters and thresholds, for one query and for several."""
@@ -120,24 +118,6 @@ def test_hostile_bodies_get_client_errors(index: Path) -> None:
     assert too_large.status_code == 413
 
 
-WRONG_IN_MANY_PLACES = [
-    ("/search", {"queries": [1] * 1000}),
-    ("/search", {"query": "a", **dict.fromkeys(map(str, range(1000)))}),
-    ("/embed", {"inputs": [1] * 1000}),
-    ("/v1/embeddings", {"input": ["a", *[1] * 1000]}),
-    ("/v1/embeddings", {"input": [["a"] * 1000] * 1000}),
-    ("/v1/embeddings", {"input": [[1]] * 10_000}),
-]
-
-
-def test_number_of_reported_errors_is_limited(index: Path) -> None:
-    """Otherwise one request would delay all others."""
-    requests = [("POST", path, {"json": body}) for path, body in WRONG_IN_MANY_PLACES]
-    for answer in ask(index, *requests):
-        assert answer.status_code in (400, 422)
-        assert len(answer.content) < 10_000
-
-
 def test_total_size_of_bodies_is_limited(index: Path) -> None:
 
     async def main() -> tuple[list[int], int]:
@@ -196,14 +176,6 @@ def test_promtool_accepts_metrics(index: Path) -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
     assert "MADEUP" not in metrics.text
     assert 'method="other",route="unknown",status="404"} 3.0' in metrics.text
-
-
-def test_filters_on_source_work_like_any_other(index: Path) -> None:
-    """LangChain keeps the place of a document under this key; results show it whole."""
-    where = {"path": {"$gte": f"{FOLDER}/1", "$lt": f"{FOLDER}/3"}}
-    (answer,) = ask(index, search({"query": "memory", "mode": "dense", "where": where}))
-    found = {each["metadata"]["path"] for each in answer.json()["results"]}
-    assert found == {f"{FOLDER}/1.txt", f"{FOLDER}/2.txt"}
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,13 @@ import signal
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT
 from tests.support.rag_command import fail, rag_demo
-from tests.support.service_program import Service, run_service, service
+from tests.support.service_program import service
 from tests.support.serving import make_index
 from tests.support.waiting import wait_for
 
@@ -80,21 +77,6 @@ def test_exit_does_not_wait_for_a_hung_call(index: Path) -> None:
 
 
 @pytest.mark.slow
-def test_exit_does_not_wait_for_a_call_that_hangs_with_its_request(index: Path) -> None:
-    """The request is answered when the grace is over."""
-    answers: list[tuple[int, str]] = []
-    with service(index, "grace=2") as served:
-        client = threading.Thread(target=lambda: answers.append(served.search("hang")))
-        client.start()
-        wait_for(lambda: f"{WAITING} 0.0" in served.ask("/metrics")[1] and served.is_busy())
-        started = time.monotonic()
-        assert served.stop() == 143, served.output()
-        assert time.monotonic() - started < GRACE_S
-        client.join(TIMEOUT_S)
-    assert [status for status, _ in answers] == [503]
-
-
-@pytest.mark.slow
 def test_sigterm_during_a_hung_load_ends_within_the_grace(tmp_path: Path) -> None:
     """A request that waits for the load is refused in the end; probes answer at once."""
     index = make_index(tmp_path / "index")
@@ -112,42 +94,6 @@ def test_sigterm_during_a_hung_load_ends_within_the_grace(tmp_path: Path) -> Non
         assert time.monotonic() - started < GRACE_S
         client.join(TIMEOUT_S)
     assert [status for status, _ in answers] == [503]
-
-
-def find_line(served: Service, words: str) -> str:
-    return next((line for line in list(served.log) if words in line), "")
-
-
-@pytest.mark.slow
-def test_port_in_use_is_an_error(index: Path) -> None:
-    with service(index) as first:
-        assert "cannot listen" in run_service(index, f"port={first.port}")
-        assert first.stop() == 143
-
-
-@pytest.mark.slow
-def test_files_of_tokens_are_read_again(tmp_path: Path) -> None:
-    index, tokens = make_index(tmp_path / "index"), tmp_path / "tokens"
-    old, new = "old-old-old-old-old", "new-new-new-new-new"
-    tokens.write_text(f"{old}\n")
-    with service(index, f"token_file={tokens}") as served:
-
-        def status(token: str) -> int:
-            request = urllib.request.Request(f"http://127.0.0.1:{served.port}/info")
-            request.add_header("authorization", f"Bearer {token}")
-            try:
-                return int(urllib.request.urlopen(request, timeout=TIMEOUT_S).status)
-            except urllib.error.HTTPError as error:
-                return error.code
-
-        assert (status(old), status(new)) == (200, 401)
-        tokens.write_text(f"{new}\n")
-        wait_for(lambda: status(new) == 200)
-        assert status(old) == 401
-        tokens.write_text("short\n")  # The tokens so far stay in use.
-        wait_for(partial(find_line, served, "the old tokens stay"))
-        assert status(new) == 200
-        assert served.stop() == 143
 
 
 @pytest.mark.slow
@@ -172,6 +118,7 @@ def test_second_interrupt_ends_the_service_at_once(index: Path) -> None:
     ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "--no-token"),
+        (["--hang-timeout", "0"], "--hang-timeout: Input should be greater than 0"),
         (["--host", ""], "this machine can be reached"),
         (["--keep-alive", "soon"], "--keep-alive"),
         (["--port", "abc"], "--port: Input should be a valid integer"),

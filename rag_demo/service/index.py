@@ -1,0 +1,213 @@
+"""Index: the index of a service, which clients and other processes change while it is searched."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import IndexChangedError, PostgresError, WriterBusyError
+from rag_demo.places import load_manifest, make_retriever, open_indexes
+from rag_demo.service import metrics
+from rag_demo.service.logs import log_error
+from rag_demo.service.responses import Problem, overloaded, public_reason
+from rag_demo.service.settings import Settings
+from torch_utils import ModelHost
+
+log = logging.getLogger("rag_demo.service")
+_FRESH_S = 0.5  # A search waits so long for a new version, then it uses the old one.
+_PAUSE_S = 0.2  # between two attempts to change the index
+
+
+class Index:
+    """The index of a service. Belongs to one event loop; threads search it.
+
+    Args:
+        settings: The service's settings.
+        identity: The model that made the index.
+
+    Attributes:
+        host: Opens the index when it is used.
+        documents: How many documents the index has.
+        version: A name for its state.
+        nbytes: Bytes of the vectors and of mapped files when it was opened; 0 for a database.
+        is_database: Whether a part of it is in a database.
+
+    Raises:
+        RagDemoError: There is no index, or it is damaged.
+    """
+
+    def __init__(self, settings: Settings, identity: ModelIdentity) -> None:
+        self._settings, self._identity = settings, identity
+        self.is_database = not all(isinstance(place, Path) for place in settings.index)
+        self.nbytes = 0
+        self.set_state(*self.look())
+        self._stamp = self._read_stamp()
+        # The index is mapped from its files, so an idle index costs little.
+        self.host = ModelHost(self._open, name="index", keep_alive=-1)
+        self._loop, self._changing = asyncio.get_running_loop(), asyncio.Lock()
+
+    # Its state
+
+    def look(self) -> tuple[int, str]:
+        """Read the number of documents and the version from the folders and databases."""
+        manifests = [load_manifest(place) for place in self._settings.index]
+        return sum(each.count for each in manifests), ", ".join(each.commit for each in manifests)
+
+    def set_state(self, documents: int, version: str) -> None:
+        """Name the version in use."""
+        self.documents, self.version = documents, version
+        metrics.DOCUMENTS.set(documents)
+        metrics.INDEX_VERSION.clear()
+        metrics.INDEX_VERSION.labels(version).set(1)
+
+    def _read_stamp(self) -> list[Any]:
+        """Return what differs after another process has changed a folder. Costs a few stats."""
+        found: list[Any] = []
+        for place in self._settings.index:
+            # A folder or a file may be missing for a moment; that is a change too.
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(place) if isinstance(place, Path) else ():
+                    status = entry.stat()
+                    found.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
+        return sorted(found)
+
+    # Opening and saving, in threads
+
+    def _open(self) -> Any:
+        settings = self._settings
+        # A retriever gets the vectors of documents and queries from the queue.
+        model = SimpleNamespace(
+            identity=self._identity, dimension=None, embed_query=None, embed_documents=None
+        )
+        with contextlib.ExitStack() as stack:
+            state = self.look()  # Before: the folders may change meanwhile.
+            make = partial(make_retriever, settings.retriever, model, settings.device)
+            retriever = open_indexes(settings.index, model, make, stack, check=True)
+            self.nbytes = 0 if self.is_database else retriever.stats().nbytes
+            self.set_state(*state)
+            stack.pop_all()
+        return retriever
+
+    def _folders(self, retriever: Any) -> Iterator[tuple[Any, Path]]:
+        """Yield the retrievers of folders with them; a database is its own state."""
+        for shard, place in zip(_shards_of(retriever), self._settings.index, strict=True):
+            if isinstance(place, Path):
+                yield shard, place
+
+    def _load(self, check: bool, is_forced: bool, retriever: Any) -> None:
+        state = self.look()
+        if state[1] == self.version and not is_forced:
+            return  # The service itself has made this change.
+        for shard, place in self._folders(retriever):
+            shard.load(place, check=check)
+        self.set_state(*state)
+        log.info("opened the index again: %d documents", self.documents)
+
+    def _save(self, change: Callable[[Any], Any], retriever: Any) -> Any:
+        if result := change(retriever):  # Otherwise nothing was deleted.
+            for shard, place in self._folders(retriever):
+                shard.save(place)
+            self.set_state(*self.look())
+        return result
+
+    # Jobs of its lane, in the lane's thread
+
+    def search(
+        self, options: dict[str, Any], retriever: Any, inputs: Sequence[tuple[str, Any]]
+    ) -> list[Any]:
+        """Return the results of queries with vectors; the mode bm25 needs no vectors."""
+        self._refresh()
+        queries, vectors = zip(*inputs, strict=True)
+        known = None if options["mode"] == "bm25" else np.stack(vectors)
+        found: list[Any] = retriever.search_batch(queries, **options, vectors=known)
+        return found
+
+    def get(self, retriever: Any, ids: Sequence[str]) -> list[Any]:
+        """Return the document of each id, or None."""
+        self._refresh()
+        found: list[Any] = retriever.get(ids)
+        return found
+
+    def page(self, retriever: Any, inputs: Sequence[tuple[int, str | None]]) -> list[Any]:
+        """Return a page of documents for each limit and last id."""
+        self._refresh()
+        return [retriever.documents(after=after, limit=limit) for limit, after in inputs]
+
+    def _refresh(self) -> None:
+        """Open a new version of the index that another process has written.
+
+        A version that cannot be opened is tried again after the next change.
+        """
+        stamp = self._read_stamp()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            opening = asyncio.run_coroutine_threadsafe(self.reload(is_forced=False), self._loop)
+            with contextlib.suppress(concurrent.futures.TimeoutError, Problem):
+                opening.result(_FRESH_S)
+
+    # Changes
+
+    async def reload(self, *, is_forced: bool = True) -> None:
+        """Open the index again. The old one answers until the new one is open.
+
+        Args:
+            is_forced: Whether to open it if it is the version in use, too.
+
+        Raises:
+            Problem: The new index cannot be opened; the old one stays in use.
+        """
+        async with self._changing:
+            try:
+                await self.host.call(partial(self._load, True, is_forced))
+            except Exception as error:  # After any error of the new index the old one still works.
+                log_error("reload failed, the old index stays in use", error)
+                reason = public_reason(error)
+                raise Problem(409, f"{reason}; the old index is still in use") from None
+
+    async def change(self, change: Callable[[Any], Any], deadline: float) -> Any:
+        """Change the index and save it. Searches continue meanwhile.
+
+        Args:
+            change: Changes the retriever. It is called again while another process changes it too.
+            deadline: When to give up, in seconds of the event loop's clock.
+
+        Returns:
+            The result of ``change``.
+
+        Raises:
+            Problem: The index cannot be changed or saved; the old index stays in use.
+        """
+        async with self._changing:
+            while True:
+                try:
+                    return await self.host.call(partial(self._save, change))
+                except PostgresError:  # A transaction was rolled back.
+                    raise
+                except (TypeError, ValueError) as error:  # The client's documents are invalid.
+                    raise Problem(422, str(error)[:500], param="documents") from None
+                except Exception as error:  # From the disk, or another process is changing it.
+                    # It must match its files again. Their content is checked by the next search.
+                    await self.host.call(partial(self._load, False, True))
+                    if not isinstance(error, (IndexChangedError, WriterBusyError)):
+                        log_error("the index cannot be changed", error)
+                        detail = "the index cannot be changed; the service's log says why"
+                        raise Problem(409, detail) from None
+                if self._loop.time() > deadline - _PAUSE_S:
+                    raise overloaded(5, "another process is changing the index", status=503)
+                await asyncio.sleep(_PAUSE_S)
+
+
+def _shards_of(retriever: Any) -> list[Any]:
+    """Return the retrievers of several indexes, or the only one."""
+    return getattr(retriever, "shards", [retriever])
