@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from clean_exit import FINDINGS, check
-from clean_exit.cli import main
 from clean_exit.lint import RULES
 from clean_exit.lint import check as lint
-from clean_exit.lint.cli import main as lint_main
+from tests.support.clean_exit import lint_main, main
 
 HANGS_S = 5  # The timeout of a program that never ends.
 Main = Callable[[Sequence[str]], int]

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clean_exit.cli import main
-from clean_exit.lint.cli import main as lint_main
-from tests.support.clean_exit import CHECKER, ENVIRONMENT, run_command
+from tests.support.clean_exit import CHECKER, ENVIRONMENT, lint_main, main, run_command
 from tests.support.other_pythons import other_pythons
 from tests.support.waiting import is_there, wait_for
 from torch_utils import __version__

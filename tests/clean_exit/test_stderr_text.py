@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clean_exit.stderr import StderrText
+from tests.support.clean_exit import StderrText
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    1 / 0\n'
 ERROR = "ZeroDivisionError: division by zero\n"

@@ -1,4 +1,4 @@
-"""Ways to run the commands `clean-exit` and `clean-exit-lint`."""
+"""The commands `clean-exit` and `clean-exit-lint`, and ways to run them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from clean_exit import ExitReport, check
+from clean_exit.cli import main
+from clean_exit.lint.cli import main as lint_main
+from clean_exit.stderr import StderrText
 from tests.support.programs import TIMEOUT_S
 from tests.support.zygotes import IMPORT_PATH
 
-__all__ = ["CHECKER", "ENVIRONMENT", "QUIET", "ExitReport", "check", "run_command", "shell"]
+__all__ = [
+    "CHECKER",
+    "ENVIRONMENT",
+    "QUIET",
+    "ExitReport",
+    "StderrText",
+    "check",
+    "lint_main",
+    "main",
+    "run_command",
+    "shell",
+]
 
 CHECKER = (sys.executable, "-m", "clean_exit")
 QUIET = (*CHECKER, "-q", "--")

@@ -61,7 +61,7 @@ def test_every_finding_has_a_program() -> None:
 def test_dirty_program_is_caught_and_its_clean_twin_is_not(
     pair: Pair, version: str, tmp_path: Path
 ) -> None:
-    """The finding is there, and no other kind is; without the fault there is none."""
+    """The finding is there, and no other kind is; without the fault the report is clean."""
     report = run(pair, "dirty", version, tmp_path)
     assert {finding.id for finding in report.findings} == {pair.id}, f"{report}\n{report.stderr}"
     assert report.exit_code != 0

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from clean_exit.lint import RULES
-from clean_exit.lint.cli import main as lint_main
-from tests.support.clean_exit import ENVIRONMENT, run_command
+from tests.support.clean_exit import ENVIRONMENT, lint_main, run_command
 from tests.support.programs import ROOT
 
 DIRTY = """class A:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-
-from clean_exit.lint.flake8_plugin import Plugin
 
 pytest.importorskip("flake8")
 
@@ -49,6 +48,8 @@ def test_flake8_reports_the_rules_and_applies_noqa(tmp_path: Path) -> None:
 
 
 def test_plugin_works_without_source_lines() -> None:
+    (entry,) = entry_points(group="flake8.extension", name="CEX")
+    Plugin = entry.load()
     found = list(Plugin(ast.parse(DIRTY), "x.py", DIRTY.splitlines(keepends=True)).run())
     assert [(line, text[:6]) for line, _, text, _ in found] == [
         (3, "CEX001"), (4, "CEX001"), (5, "CEX004"),
