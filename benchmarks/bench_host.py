@@ -77,8 +77,6 @@ def measure_calls() -> None:
                 for name, call in ways.items():
                     times[name].append(seconds(call, value, count))
             us = {name: 1e6 * statistics.median(found) for name, found in times.items()}
-            line = ", ".join(f"{name} {value:.0f} us" for name, value in us.items())
-            print(f"{size:>10,} bytes: {line}", flush=True)
             rows.append({"bytes": size, "median_us": us})
     ours.send(None)
     peer.join()
@@ -144,10 +142,6 @@ def measure_sleep() -> None:
     for _ in range(ROUNDS):
         timed("a copy of as many bytes", block.to, device, copy=True)
     ms = {name: 1e3 * statistics.median(found) for name, found in times.items()}
-    for name, value in ms.items():
-        print(f"{name}: {value:.1f} ms", flush=True)
-    ratio = ms["a copy of as many bytes"] / ms["ModelHost: wake"]
-    print(f"waking has {ratio:.0%} of the rate of one copy of {nbytes:,} bytes")
     write("sleep", {"rounds": ROUNDS, "device": device, "nbytes": nbytes, "median_ms": ms})
 
 

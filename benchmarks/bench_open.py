@@ -95,8 +95,6 @@ def main() -> None:
             retriever.load(folder)
             row["resident_after_open_bytes"] = memory_snapshot().host.rss_bytes - before
         row |= first_answers(folder, file, query)
-    for what, value in row.items():
-        print(f"{what:36} {value:,.3f}" if isinstance(value, float) else f"{what:36} {value:,}")
     write("open", {"count": count, "dimension": DIMENSION, **row})
 
 

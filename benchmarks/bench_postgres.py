@@ -80,7 +80,6 @@ def scale(url, base, queries, count, identity):
                 retriever.search(None, 10, vector=vector, where=where)
                 times.append(time.perf_counter() - start_s)
             result["kinds"]["exact"][name] = {"ms": 1000 * median(times)}
-        print(result)
     return result
 
 

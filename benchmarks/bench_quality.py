@@ -36,7 +36,6 @@ def main() -> None:
         )
         for mode in MODES:
             scores = quality(queries, judgements, retriever, mode)
-            print(f"{options.beir.name}, {mode}: {scores}")
             rows[mode] = {metric: {"mean": score} for metric, score in scores.items()}
     write(
         f"quality_{options.beir.name}",

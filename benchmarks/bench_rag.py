@@ -144,31 +144,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--one-thread", action="store_true")
     options = parser.parse_args()
-    rows = []
-    columns = ("torch_utils", "faiss", "semantic_search", "numpy", "torch", "usearch")
-    shown = (f"{name[:9]:>9}" for name in ("ours", *columns[1:]))
-    print(f"{'N':>8} {'b':>4}", *shown, " (ms)  ratio to the best, recall")
-    for count in options.sizes:
-        for batch in BATCHES:
-            # The slowest peers take half a minute for a round of the largest cells.
-            row = cell(
-                count,
-                batch,
-                options.rounds * (5 if count < 100_000 else 1),
-                all_peers=count * batch <= 50_000_000,
-                clock=time.process_time if options.one_thread else time.perf_counter,
-            )
-            rows.append(row)
-            median = row["median_s"]
-            times = (
-                f"{median[name] * 1e3:9.1f}" if name in median else " " * 9 for name in columns
-            )
-            print(
-                f"{count:8} {batch:4}",
-                *times,
-                f"       {row['ratio']:.2f} {row['best']}, {row['recall']:.4f}",
-                flush=True,
-            )
+    # The slowest peers take half a minute for a round of the largest cells.
+    rows = [
+        cell(
+            count,
+            batch,
+            options.rounds * (5 if count < 100_000 else 1),
+            all_peers=count * batch <= 50_000_000,
+            clock=time.process_time if options.one_thread else time.perf_counter,
+        )
+        for count in options.sizes
+        for batch in BATCHES
+    ]
     measured = {"dimension": DIMENSION, "top_k": TOP_K, "rounds": options.rounds, "cells": rows}
     name = "rag_one_thread" if options.one_thread else "rag"
     write(name, {"threads": torch.get_num_threads(), **measured})

@@ -75,7 +75,6 @@ def main() -> None:
     for name, (texts, extra) in runs.items():
         with tempfile.TemporaryDirectory() as folder:
             rows[name] = {"texts": len(texts), **index(texts, Path(folder), *extra)}
-        print(name, rows[name], flush=True)
     write("ray", {"rows": rows})
 
 

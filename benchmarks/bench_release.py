@@ -34,32 +34,20 @@ def cell(*arguments: str) -> dict[str, Any]:
 
 
 def tensors() -> list[dict[str, Any]]:
-    print("\nHost memory returned, percent / milliseconds; only torch_utils keeps the variable")
-    print(f"{'tensors':10}" + "".join(f"{m:>16}" for m in METHODS))
-    rows = []
-    for sizes in SIZES:
-        row = {method: cell("tensors", sizes, method) for method in METHODS}
-        rows.append({"sizes": sizes, **row})
-        cells = "".join(f"{row[m]['percent']:9.1f}/{row[m]['ms']:<6.0f}" for m in METHODS)
-        print(f"{sizes:10}{cells}", flush=True)
-    return rows
+    """Return the share of the host's memory that each method returns."""
+    return [
+        {"sizes": sizes, **{method: cell("tensors", sizes, method) for method in METHODS}}
+        for sizes in SIZES
+    ]
 
 
 def minilm() -> dict[str, Any]:
-    print("\nMiniLM after encoding 5,000 texts")
-    rows = {}
-    for method in METHODS:
-        rows[method] = row = cell("minilm", method)
-        print(
-            f"{method:12} {row['percent']:5.1f}% of {row['grown_mb']:.0f} MB back in "
-            f"{row['ms']:.0f} ms, {row['full_collections']} full collections",
-            flush=True,
-        )
-    return rows
+    """Return what each method returns of MiniLM after it has encoded 5,000 texts."""
+    return {method: cell("minilm", method) for method in METHODS}
 
 
 def many_tensors() -> dict[str, Any]:
-    print("\nA model of 16,000 tensors with gradients, beside a thread that looks at the clock")
+    """Measure a model of 16,000 tensors with gradients, beside a thread that looks at the clock."""
     rows: dict[str, Any] = {}
     for shape in ("layers", "one module", "list", "dictionary"):
         for method in ("del+gc", "torch_utils"):
@@ -71,25 +59,12 @@ def many_tensors() -> dict[str, Any]:
             row["us_of_all_runs"] = [round(run["us_per_tensor"], 1) for run in runs]
             row["worst_stall_ms"] = max(run["worst_stall_ms"] for run in runs)
             rows[f"{shape}, {method}"] = row
-            print(
-                f"{shape:11} {method:12} {row['us_per_tensor']:5.1f} us a tensor "
-                f"(of nine: {row['us_of_all_runs'][0]} to {row['us_of_all_runs'][-1]}), stall "
-                f"{row['worst_stall_ms']:.1f} ms, {row['full_collections']} full collections",
-                flush=True,
-            )
     return rows
 
 
 def blocked_threads() -> dict[str, Any]:
-    print("\nA tensor of 50 MB in 20 rounds, alone and beside 60 blocked threads")
-    rows = {threads: cell("blocked", threads) for threads in ("0", "60")}
-    for threads, row in rows.items():
-        print(
-            f"{threads:>2} threads: {row['median_ms']:.1f} ms, at most {row['worst_ms']:.1f} ms, "
-            f"{row['grown_mb']:.1f} MB left after all rounds",
-            flush=True,
-        )
-    return rows
+    """Release a tensor of 50 MB in 20 rounds, alone and beside 60 blocked threads."""
+    return {threads: cell("blocked", threads) for threads in ("0", "60")}
 
 
 def nothing_to_do() -> dict[str, Any]:
@@ -105,7 +80,6 @@ def nothing_to_do() -> dict[str, Any]:
         return min(timeit.repeat(function, number=100_000, repeat=9)) / 100_000 * 1e6
 
     extra = best(safe_cuda_empty_cache) - best(plain)
-    print(f"\nsafe_cuda_empty_cache() with nothing to do: {extra:.2f} microseconds over a call")
     return {"empty_cache_extra_us": extra, "import_extra_ms": import_cost()}
 
 
@@ -129,9 +103,7 @@ def import_cost() -> float:
         package.mkdir()
         (package / "__init__.py").touch()
         empty = median(f"import sys; sys.path.insert(0, {folder!r}); import empty_package")
-    extra = median("import sys; sys.path.insert(0, ''); import torch_utils") - empty
-    print(f"import torch_utils: {extra:.2f} ms over an empty package")
-    return extra
+    return median("import sys; sys.path.insert(0, ''); import torch_utils") - empty
 
 
 SECTIONS = (tensors, minilm, many_tensors, blocked_threads, nothing_to_do)

@@ -1,4 +1,4 @@
-"""`make bench-gpu`: compare releases, searches and encoding on a GPU with other libraries.
+"""Compare releases, searches and encoding on a GPU with other libraries.
 
 It runs unattended, within 150 seconds, on any Python with torch. It first lists what it leaves out
 for lack of a package, and at the end what it left out for lack of time. Sizes follow the memory of
@@ -30,11 +30,9 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 from benchmarks import results_file
 
-# The most important part first, after the bandwidth, which takes a second and is the floor of
-# the searches. Each has a share of the time, and the time that earlier parts did not use.
-SHARES = {"bandwidth": 0.02, "release": 0.31, "search": 0.38, "encode": 0.25, "measure": 0.04}
+# The most important part first. Each has a share of the time, and what earlier parts did not use.
+SHARES = {"release": 0.33, "search": 0.38, "encode": 0.25, "measure": 0.04}
 FUNCTIONS = {
-    "bandwidth": ("gpu_setting", "bandwidth"),
     "release": ("gpu_release", "release_beside_others"),
     "search": ("gpu_search", "search"),
     "encode": ("gpu_encode", "encode"),
@@ -71,7 +69,7 @@ def main() -> int:
     from torch_utils import is_cuda_available
 
     if not options.rehearse and not is_cuda_available():
-        print("bench-gpu needs a CUDA device; --rehearse runs small sizes on the CPU")
+        print("benchmarks.gpu needs a CUDA device; --rehearse runs small sizes on the CPU")
         return 1
     started, failed = STARTED, 0
     left_out = [f"{part} (needs {', '.join(names)})" for part, names in missing(NEEDS).items()]

@@ -81,7 +81,6 @@ def search(setting: Setting) -> Iterator[dict[str, Any]]:
 def _rows(setting: Setting, retriever: Any, base: Any) -> Iterator[dict[str, Any]]:
     dtype, count = retriever.dtype, len(base)
     vectors = base.to(getattr(torch, dtype))
-    rate = setting.copy_bytes_per_s
     for batch in BATCHES[:2] if setting.rehearse else BATCHES:
         row: dict[str, Any] = {"rows": count, "dtype": dtype, "batch": batch, "top_k": TOP_K}
         if setting.seconds_left() < 4:
@@ -90,8 +89,6 @@ def _rows(setting: Setting, retriever: Any, base: Any) -> Iterator[dict[str, Any
         queries = unit_vectors(batch, setting.device, 2)
         times = _times(setting, retriever, vectors, queries)
         row |= {f"{name}_ms": 1e3 * seconds for name, seconds in times.items()}
-        if rate is not None:
-            row["floor_ms"] = 1e3 * vectors.nbytes / rate
         if count * batch * 8 < setting.room_bytes():
             row["agrees"] = _agreement(retriever, base, queries)
         yield row

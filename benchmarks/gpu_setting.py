@@ -1,11 +1,11 @@
-"""The device of the GPU benchmarks: its size, its rates and the remaining time."""
+"""The device of the GPU benchmarks: its size and the remaining time."""
 
 from __future__ import annotations
 
 import gc
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,14 +21,12 @@ class Setting:
     Attributes:
         device: torch's name of the device.
         deadline: When the running part must end, on the monotonic clock, in seconds.
-        copy_bytes_per_s: The rate of a copy on the device (read and written), once measured.
     """
 
     def __init__(self, *, rehearse: bool) -> None:
         self.rehearse = rehearse
         self.device = "cpu" if rehearse else "cuda:0"
         self.deadline = float("inf")
-        self.copy_bytes_per_s: float | None = None
 
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
@@ -64,20 +62,6 @@ class Setting:
         self.synchronize()
         once = max(time.perf_counter() - started, 1e-6)
         return measure(work, repeat=max(3, min(most, int(most_s / once))), device=self.device)
-
-
-def bandwidth(setting: Setting) -> Iterator[dict[str, Any]]:
-    """Measure the rate of a copy: the floor of any work that reads the same bytes."""
-    count = (1 << 20) if setting.rehearse else min(1 << 30, setting.room_bytes() // 16)
-    source = torch.randn(count, device=setting.device)
-    target = torch.empty_like(source)
-    seconds = setting.timed(lambda: target.copy_(source)).median_s
-    setting.copy_bytes_per_s = 2 * source.nbytes / seconds
-    yield {"copy": "on the device", "bytes_per_s": setting.copy_bytes_per_s}
-    pinned = torch.ones(min(count, 1 << 28), pin_memory=not setting.rehearse)
-    part = target[: len(pinned)]
-    seconds = setting.timed(lambda: part.copy_(pinned, non_blocking=True)).median_s
-    yield {"copy": "from page-locked memory", "bytes_per_s": pinned.nbytes / seconds}
 
 
 def describe_gpu(setting: Setting) -> dict[str, Any]:

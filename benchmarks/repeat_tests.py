@@ -1,4 +1,4 @@
-"""`make test-often`: repeat `make test` while two other processes keep the processors busy.
+"""Repeat `make test` while two other processes keep the processors busy.
 
 A test that fails now and then fails here. The program stops its own processes, and writes each
 run's time and failures to a file.

@@ -66,7 +66,8 @@ def described(machine: dict[str, Any]) -> str:
 
 
 def write(name: str, result: dict[str, Any]) -> Path:
-    """Write ``results/<name>.json``, and print where it was measured."""
+    """Print a result, and write it into ``results/<name>.json``."""
+    print(json.dumps(result, indent=2))
     path = write_into(RESULTS, name, result)
     print(f"measured on: {described(machine())}")
     print(f"written: {path.relative_to(RESULTS.parent.parent)}")

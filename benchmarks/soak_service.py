@@ -193,7 +193,7 @@ async def compare(index: Path) -> dict[str, Any]:
             done: Counter[str] = Counter()
             beside_it = [] if beside == "alone" else [bulk(server.port, ends, done)]
             work = asyncio.gather(*beside_it)
-            times, outcomes = await load(server.port, count, ends, {})
+            times, _ = await load(server.port, count, ends, {})
             seconds = time.perf_counter() - started
             await work
             whole = time.perf_counter() - started
@@ -202,7 +202,6 @@ async def compare(index: Path) -> dict[str, Any]:
             }
             rounds.append(of_round)
             found[f"{count} clients, {beside}"] = of_round
-            print(f"{count} clients, {beside}: {of_round} {dict(outcomes)}", flush=True)
         found[f"{count} clients, {beside}"]["p99 ratio"] = round(
             rounds[1]["p99_ms"] / rounds[0]["p99_ms"], 2
         )
@@ -302,7 +301,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         index = make_index(Path(folder))
         result = {"speed": asyncio.run(compare(index)), "soak": asyncio.run(soak(index))}
-        print(result["soak"])
         write("service", result)
     found = result["soak"]
     lost = set(found["outcomes"]) & {"lost"} | {k for k in found["outcomes"] if "wrong" in k}
