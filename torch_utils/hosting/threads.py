@@ -33,8 +33,8 @@ _IDLE: list[Queue] = []
 def in_thread(function: Callable[[], T]) -> Future[T]:
     """Run a function in a daemon thread, which nothing waits for at the end of the loop.
 
-    A thread that has run a function waits for another one, because starting a thread takes longer
-    than the call of a small model, and torch keeps memory for each thread that computes.
+    A thread that has run a function waits for another one. Starting a thread takes longer than the
+    call of a small model, and torch keeps memory for each thread that computes.
     """
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
