@@ -109,9 +109,18 @@ class CleanupReport:
         returned.update((name, m.reserved_bytes) for name, m in difference.devices.items())
         return returned
 
+    @early_bound
     def __str__(self) -> str:
-        if self.skipped:
-            return "; ".join([f"only closed, nothing counted: {self.skipped}", *self._failures()])
+        parts = [f"only closed, nothing counted: {self.skipped}"]
+        if not self.skipped:
+            parts = self._measured()
+        count = len(self.errors)
+        if count:
+            plural = "s" if count > 1 else ""
+            parts.append(f"{count} error{plural}, the first: {repr_of(self.errors[0])}")
+        return "; ".join(parts)
+
+    def _measured(self) -> list[str]:
         freed = ", ".join(f"{format_bytes(n)} on {d}" for d, n in self.freed_bytes.items() if n)
         parts = [f"freed {freed or 'no tensors'} in {self.duration_s * 1e3:.1f} ms"]
         before, after = self.before.host, self.after.host
@@ -128,11 +137,4 @@ class CleanupReport:
             more = f" and {others} more" if others else ""
             parts.append(f"still held: {format_bytes(self.still_held_bytes)}: {first}{more}")
             parts.append("once it is free, release() without arguments returns its memory")
-        return "; ".join([*parts, *self._failures()])
-
-    @early_bound
-    def _failures(self) -> list[str]:
-        if not self.errors:
-            return []
-        count = len(self.errors)
-        return [f"{count} error{'s' * (count > 1)}, the first: {repr_of(self.errors[0])}"]
+        return parts

@@ -15,7 +15,6 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
     from typing import Any, TypeVar
 
     F = TypeVar("F", bound=Callable[..., Any])
@@ -43,32 +42,17 @@ def early_bound(function: F) -> F:
             if type(method) is type(early_bound):
                 setattr(function, name, early_bound(method))
         return function
-    names = {
-        name: function.__globals__[name]
-        for name in _names(function.__code__)
-        if name in function.__globals__
-    }
-    private = {"__builtins__": _BUILTINS, "__name__": function.__module__, **names}
+    names = {**function.__globals__, "__builtins__": _BUILTINS}
     make: Any = type(function)
     bound: F = make(
-        function.__code__, private, function.__name__, function.__defaults__, function.__closure__
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
     bound.__dict__.update(function.__dict__)
     for attribute in ("__kwdefaults__", "__module__", "__qualname__", "__doc__", "__annotations__"):
         setattr(bound, attribute, getattr(function, attribute))
-    bound.__dict__["__wrapped__"] = (
-        function  # `typing.get_type_hints` resolves annotations in its globals.
-    )
+    # `typing.get_type_hints` resolves annotations in its globals.
+    bound.__dict__["__wrapped__"] = function
     return bound
-
-
-def _names(code: CodeType) -> set[str]:
-    """Return the names that a function and its inner functions use."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, type(code)):
-            names |= _names(constant)
-    return names
 
 
 class Phase:
@@ -96,9 +80,8 @@ def is_shutting_down() -> bool:
     return PHASE.exiting or is_finalizing()
 
 
-_INTERPRETER_FREEZES = (
-    1000  # Python 3.12 itself freezes about 400 objects; a program has thousands.
-)
+# Python 3.12 itself freezes about 400 objects; a program has thousands.
+_INTERPRETER_FREEZES = 1000
 
 
 @early_bound

@@ -69,26 +69,6 @@ def interrupt(check: Callable[[Place], object], at_most: int | None = None) -> i
     return count
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("in_block", [False, True])
-def test_interrupted_close_raises_and_releases_once(in_block: bool) -> None:
-    def check(place: Place) -> None:
-        resource = Counted()
-
-        def use() -> None:
-            with resource:
-                pass
-
-        place.run(use if in_block else resource.close)
-        assert place.propagated == place.delivered
-        was_closed = resource.released
-        assert resource.close() is not bool(was_closed)
-        assert resource.close() is False
-        assert (resource.released, resource.closed) == (1, True)
-
-    interrupt(check)
-
-
 @pytest.mark.usefixtures("frozen_heap")
 @places
 def test_interrupted_scope_releases_everything_once(at_most: int) -> None:

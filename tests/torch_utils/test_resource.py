@@ -10,7 +10,6 @@ import gc
 import inspect
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Coroutine
@@ -319,24 +318,6 @@ def test_threads_and_a_signal_handler_release_each_once() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert {r.released for r in resources} == {1}
-
-
-@pytest.mark.slow  # It waits for ten seconds.
-def test_releases_that_close_each_other_end_with_a_message(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    barrier = threading.Barrier(2)
-    both: list[Counted] = []
-
-    def action(self: Any) -> None:
-        barrier.wait()
-        both[both[0] is self].close()
-
-    both += [Counted(action), Counted(action)]
-    assert in_threads(*[resource.close for resource in both]) == [True, True]
-    assert [resource.released for resource in both] == [1, 1]
-    messages = {record.getMessage() for record in caplog.records}
-    assert messages == {"another thread is still closing Counted; not waiting any longer"}
 
 
 # The end of a program

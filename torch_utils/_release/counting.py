@@ -56,8 +56,6 @@ def without_overrides(torch: Any) -> Iterator[None]:
 
 _PARTS = ("_indices", "_values")  # of a sparse tensor
 _COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
-_MOST_LOOKS = 20_000
-"""How many parts of objects that stay are examined; the memory behind others is not counted."""
 _LONGEST_NAME = 200  # The names of deeply nested parts would fill the memory.
 
 
@@ -132,6 +130,8 @@ class Inventory:
 
     Args:
         follows_functions: Whether closures, bound methods and partial functions are examined.
+        most_looks: How many parts of objects that stay are examined; the memory behind others is
+            not counted.
 
     Attributes:
         parts: What may stay whole.
@@ -140,7 +140,7 @@ class Inventory:
         has_graph: Whether there is a tensor with an autograd graph.
     """
 
-    def __init__(self, *, follows_functions: bool = True) -> None:
+    def __init__(self, *, follows_functions: bool = True, most_looks: int = 20_000) -> None:
         torch: Any = whole_torch()
         self._torch = torch
         self._follows_functions = follows_functions
@@ -149,7 +149,7 @@ class Inventory:
         self._kinds: dict[int, tuple[int, type]] = {}
         self._held: dict[int, Held] = {}
         self._freed = Counter[str]()
-        self._looks_left = _MOST_LOOKS
+        self._looks_left = most_looks
         self._part: int | None = None  # what is being counted as a whole
         self.parts: list[Part] = []
         self.met: Counter[int] = Counter()
@@ -246,7 +246,7 @@ class Inventory:
             pending.append(visit)
 
     def _count_whole(self, visit: _Visit, seen: set[int]) -> None:
-        """Count what an object holds to which something else refers, within `_MOST_LOOKS`."""
+        """Count what an object holds to which something else refers, within ``most_looks``."""
         self._part = len(self.parts)
         try:
             self.parts.append(Part(visit.name, ref(visit.thing)))
@@ -338,7 +338,7 @@ def _join(name: str, label: str) -> str:
 def inventory_of(thing: Any) -> Inventory:
     """Count an object's tensors and numpy arrays, without changing it.
 
-    Packed weights, the memory of other libraries, and what lies behind more than `_MOST_LOOKS`
+    Packed weights, the memory of other libraries, and what lies behind more than 20,000
     shared objects are not counted.
     """
     inventory = Inventory()

@@ -170,7 +170,7 @@ def _clear_ended_frames(inventory: Inventory) -> None:
     keys = {held.key for held in inventory.alive()}
     for one in [each for each in gc.get_objects() if type(each) is TracebackType]:
         traceback: TracebackType | None = one
-        behind = Inventory()
+        behind = Inventory(most_looks=1000)
         behind.count([Root(gc.get_referents(one.tb_frame), "")])
         # A graph refers to the weights in C++.
         if behind.has_graph or any(held.key in keys for held in behind.alive()):

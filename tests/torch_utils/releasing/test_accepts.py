@@ -185,12 +185,6 @@ def test_unsupported_object_is_refused_before_any_change(kind: str) -> None:
     assert model(torch.ones(1, 8)).shape == (1, 8)
 
 
-def test_dictionary_keys_may_be_any_object() -> None:
-    tensor = torch.ones(3)
-    release({Empty(): tensor, (1, 2): None, Colour.RED: 1})
-    assert tensor.numel() == 0
-
-
 def test_deep_nesting_and_cycles_are_released() -> None:
     tensor = torch.ones(1)
     nested: Any = tensor
