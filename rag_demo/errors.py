@@ -143,6 +143,26 @@ def check_positive(what: str, value: object) -> None:
         raise error(f"{what} must be a positive whole number, got {short_repr(value)}")
 
 
+def check_device(device: str | None) -> None:
+    """Check that torch can compute on a device; None is the best one.
+
+    Raises:
+        TypeError: It is not str.
+        ValueError: torch does not know it, or this machine does not have it.
+    """
+    if device in (None, "cpu"):
+        return
+    if not isinstance(device, str):
+        raise TypeError(f"device must be str, got {device!r}")
+    import torch
+
+    try:
+        torch.zeros(1, device=device).item()  # Tensors on the device meta have no values.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"the device {device!r} cannot be used: {reason}") from None
+
+
 def checked_texts(values: Any, what: str) -> list[str]:
     """Return a caller's sequence of str as a list.
 

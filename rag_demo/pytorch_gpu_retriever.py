@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from rag_demo.errors import check_positive
+from rag_demo.errors import check_device, check_positive
 from rag_demo.retriever import BasicEmbedder, LocalRetriever
-from rag_demo.searching.arguments import check_device
 from rag_demo.stores.local import LocalStore
 from rag_demo.stores.tensor_vectors import TensorVectors
 from torch_utils import closes_on_error, get_optimal_device, release

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import check_device
 from rag_demo.places import as_place, load_manifest, make_retriever, open_database, open_indexes
 from rag_demo.printable import on_one_line, printable
-from rag_demo.searching.arguments import MODES, check_device
+from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -107,10 +106,7 @@ class Embedder:
         embed: Any = self._model.embed_documents
         if on_progress is None:
             return embed(list(texts))
-        parameters: Any = ()
-        with contextlib.suppress(ValueError):  # A function in C may have no signature.
-            parameters = inspect.signature(embed).parameters
-        if "on_progress" in parameters:
+        if "on_progress" in inspect.signature(embed).parameters:
             return embed(list(texts), on_progress=on_progress)
         vectors = embed(list(texts))
         on_progress(len(texts))

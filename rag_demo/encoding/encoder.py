@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rag_demo.errors import ModelError, required
-from rag_demo.searching.arguments import check_device
+from rag_demo.errors import ModelError, check_device, required
 from rag_demo.vectors import Vectors
 from torch_utils import ReleasedError, find_batch_size
 

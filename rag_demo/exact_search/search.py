@@ -18,7 +18,7 @@ s:
 Let e be the sum of 1 and 2, r a little more than that unit roundoff, and
 ``lower(x) = x - e - r |x|``. Then t is at least ``lower(s)``, and s is at least ``lower(t)``.
 
-Rows are compared in blocks. If m is the k-th largest of the maxima of the blocks, then k rows have
+Rows are compared in blocks. Let m be the k-th largest of the maxima of the blocks. Then k rows have
 a computed score of m or more, and a true score of ``lower(m)`` or more. So a row whose computed
 score is below ``lower(lower(m))`` is worse than k others, and cannot even tie with them. All other
 rows are candidates. In the same way, the k-th best of some scores in float64 bounds the others.
@@ -44,7 +44,6 @@ FEW_QUERIES = 8
 _FEW_ROWS = 1 << 15  # are multiplied with a single query in one thread, which waits for no other
 _SLACK = 1e-6  # Lengths are 1 within 2**-22, and bounds are computed in float32.
 _LEAST = -2.0  # below every score
-_FEWEST_ROWS = 1 << 11  # that are multiplied at once
 _AT_ONCE = 1 << 13  # rows that are turned into a wider dtype at once
 _UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # the unit roundoff of each dtype
 # From torch 2.8 on, products of narrower vectors can be float32.
@@ -136,13 +135,6 @@ def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pa
         All pairs that score at least as much as the k-th best one of their query, with their exact
         scores.
     """
-    most = max(1, profile.scores // _FEWEST_ROWS)
-    if len(queries) > most:
-        starts = range(0, len(queries), most)
-        some = [search(source, queries[start : start + most], top_k, profile) for start in starts]
-        numbers = [pairs.query + start for start, pairs in zip(starts, some, strict=True)]
-        parts = zip(*((pairs.row, pairs.scores) for pairs in some), strict=True)
-        return Pairs(np.concatenate(numbers), *map(np.concatenate, parts))
     with torch.inference_mode():
         products = profile.products(source.dtype, source.device)
         asked = torch.from_numpy(queries).to(source.device)
@@ -157,7 +149,8 @@ def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pa
         best = asked.new_full((len(queries), top_k), _LEAST)  # the largest maxima of blocks
         bar = asked.new_full((len(queries), 1), _LEAST)  # of the true scores
         found: list[tuple[Any, Any, Any]] = []  # candidates: query, row and score
-        for start, vectors, allowed in source.chunks(profile.scores // len(queries)):
+        count, most = 0, max(profile.pairs, 2 * best.numel())
+        for start, vectors, allowed in source.chunks(max(1, profile.scores // len(queries))):
             scores = products.multiply(factors, vectors)
             if allowed is not None:
                 scores.masked_fill_(~allowed, -torch.inf)
@@ -175,12 +168,13 @@ def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pa
                     near, offset = (inside >= least[query]).nonzero(as_tuple=True)
                     row = start + offset * maxima.shape[1] + place[near]
                     found.append((query[near], row, inside[near, offset]))
+                    count += len(row)
                 start += part.shape[1]
-            if sum(len(row) for _, row, _ in found) > profile.pairs:
+            if count > most:
                 pairs, bars = _scored_again(source, asked, found, least, top_k, profile)
-                bar = torch.from_numpy(bars).to(bar)[:, None]
-                query, row, true = (torch.from_numpy(each).to(bar.device) for each in pairs)
-                found = [(query, row, true)]
+                bar = torch.from_numpy(bars.astype(np.float32)).to(asked.device)[:, None]
+                query, row = (torch.from_numpy(each).to(asked.device) for each in pairs[:2])
+                found, count = [(query, row, asked.new_full((len(row),), torch.inf))], len(row)
         return _scored_again(source, asked, found, least, top_k, profile)[0]
 
 

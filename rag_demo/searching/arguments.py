@@ -17,26 +17,6 @@ MODES = ("dense", "bm25", "hybrid")
 RANK_CONSTANT = 60  # of a hybrid search: Cormack, Clarke and Buettcher, SIGIR 2009
 
 
-def check_device(device: str | None) -> None:
-    """Check that torch can compute on a device; None is the best one.
-
-    Raises:
-        TypeError: It is not str.
-        ValueError: torch does not know it, or this machine does not have it.
-    """
-    if device in (None, "cpu"):
-        return
-    if not isinstance(device, str):
-        raise TypeError(f"device must be str, got {device!r}")
-    import torch
-
-    try:
-        torch.zeros(1, device=device).item()  # Tensors on the device meta have no values.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"the device {device!r} cannot be used: {reason}") from None
-
-
 def check_documents(
     texts: Any, metadata: Any, ids: Any
 ) -> tuple[list[str], list[dict[str, Any]], list[str] | None]:

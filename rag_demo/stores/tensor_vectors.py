@@ -94,12 +94,12 @@ class TensorVectors:
     def __len__(self) -> int:
         return self._in_file + (0 if self.host is None else len(self.host))
 
-    @property
+    @cached_property
     def _in_file(self) -> int:
         """How many rows are in the saved index; ``host`` has the following ones."""
         return 0 if self.saved is None else self.saved.manifest.rows
 
-    @property
+    @cached_property
     def _in_host(self) -> bool:
         """Whether the float32 vectors in host memory are searched."""
         return self.device == "cpu" and self.dtype == "float32"

@@ -89,15 +89,14 @@ def expected(folder: Path) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("texts", [TEXTS, LONG, MANY], ids=["few", "long", "many"])
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 32])
 @pytest.mark.parametrize(
     "dtype",
     ["float32", *(pytest.param(d, marks=pytest.mark.slow) for d in LEAST if d != "float32")],
 )
 def test_same_vectors_as_sentence_transformers(
-    folder: Path, expected: dict[int, Any], dtype: str, batch_size: int, texts: list[str]
+    folder: Path, expected: dict[int, Any], dtype: str, texts: list[str]
 ) -> None:
-    vectors = embed(folder, texts, dtype=dtype, batch_size=batch_size)
+    vectors = embed(folder, texts, dtype=dtype)
     assert least_cosine(vectors, expected[len(texts)]) >= LEAST[dtype]
 
 

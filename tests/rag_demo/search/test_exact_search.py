@@ -97,7 +97,7 @@ def test_answers_are_exact(profile: Profile, dtype: Any, shape: str) -> None:
     vectors = vectors_of(shape, 1200, 24)
     queries = np.concatenate([vectors[3:4], vectors_of("random", 11, 24)])
     some = np.random.default_rng(0).random(1200) < 0.3
-    for top_k, allowed in ((1, None), (10, some), (100, None)):
+    for top_k, allowed in ((1, None), (10, some), (100, None), (5000, some)):
         assert_exact(vectors, queries, top_k, dtype, profile, allowed)
 
 
@@ -107,12 +107,6 @@ def test_answers_are_exact_around_the_edges_of_blocks(profile: str) -> None:
         vectors, queries = vectors_of("random", count, 7), vectors_of("random", 3, 7)
         for dtype in DTYPES:
             assert_exact(vectors, queries, 10, dtype, PROFILES[profile])
-
-
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
-def test_more_results_than_rows(profile: Profile) -> None:
-    vectors = vectors_of("duplicates", 40, 5)
-    assert_exact(vectors, vectors[:2], 500, torch.bfloat16, profile)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
