@@ -101,7 +101,8 @@ class Index:
 
     def _folders(self, retriever: Any) -> Iterator[tuple[Any, Path]]:
         """Yield the retrievers of folders with them; a database is its own state."""
-        for shard, place in zip(_shards_of(retriever), self._settings.index, strict=True):
+        shards = getattr(retriever, "shards", [retriever])
+        for shard, place in zip(shards, self._settings.index, strict=True):
             if isinstance(place, Path):
                 yield shard, place
 
@@ -206,8 +207,3 @@ class Index:
                 if self._loop.time() > deadline - _PAUSE_S:
                     raise overloaded(5, "another process is changing the index", status=503)
                 await asyncio.sleep(_PAUSE_S)
-
-
-def _shards_of(retriever: Any) -> list[Any]:
-    """Return the retrievers of several indexes, or the only one."""
-    return getattr(retriever, "shards", [retriever])

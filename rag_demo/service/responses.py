@@ -88,15 +88,15 @@ def problem_response(problem: Problem, path: str, request_id: str) -> Response:
     """Return the response for a problem, in the format of the path's API."""
     status, media_type = problem.status_code, "application/json"
     message, content = problem.detail, dict[str, Any]()
+    if path.startswith(("/v1/", "/v2/")) and status == 422:
+        status = 400
     if path in _TEI_PATHS:
         status = _TEI_STATUSES.get(problem.code, status)
         kind = _TEI_KINDS.get(status, "Unhealthy" if status >= 500 else "Validation")
         content = {"error": message, "error_type": kind}
     elif path.startswith("/v2/"):  # Cohere
-        status = 400 if status == 422 else status
         content = {"message": message, "id": request_id}
     elif path.startswith("/v1/"):  # OpenAI
-        status = 400 if status == 422 else status
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = "rate_limit_error" if status == 429 else kind
         code, param = problem.code or None, problem.param or None
