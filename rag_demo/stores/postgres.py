@@ -308,10 +308,6 @@ class PostgresStore(Resource):
         if hasattr(self, "_pool"):  # `__init__` may have raised.
             self._pool.close()
 
-    def pool_stats(self) -> dict[str, int]:
-        """Return the figures of the pool of connections."""
-        return dict(self._pool.get_stats())
-
     def leave_to_parent(self) -> object:
         """In a forked child, forget and return the connections of the parent process."""
         inherited, self._pool = self._pool, self._new_pool()
