@@ -48,6 +48,8 @@ lint: .venv/.installed ## run the linters and type checkers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict torch_utils clean_exit rag_demo
 	$(BIN)/mypy --explicit-package-bases tests
+	PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes torch_utils --ignoreexternal
+	PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes clean_exit --ignoreexternal
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m clean_exit.lint
 	$(BIN)/zizmor --offline --quiet .github

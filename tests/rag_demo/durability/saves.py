@@ -3,7 +3,7 @@
 After a kill or on a full disk the folder holds the old index or the new one, and all of it. A
 folder with damaged files gives the right answers or one error that names it.
 
-``make torture-save`` and ``make fuzz-index`` run this at length, the tests for a short time.
+CONTRIBUTING.md says how to run this at length; the tests do it for a short time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Short runs of the tortures; the long ones are ``make torture-save`` and ``make fuzz-index``.
+"""Short runs of the tortures; CONTRIBUTING.md has the long ones.
 
 Kills of a save are a check of `tests/rag_demo/contract.py`; those of `rag-demo index`, and what
 remains of its work, are in `tests/rag_demo/stores/test_ingest.py`.

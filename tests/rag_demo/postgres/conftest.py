@@ -15,7 +15,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
-    pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: see CONTRIBUTING.md")
     found = PostgresServer()
     yield found
     found.close()

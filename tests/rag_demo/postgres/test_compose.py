@@ -11,7 +11,7 @@ from tests.support.postgres_server import PASSWORD, PostgresServer
 from tests.support.programs import ROOT
 from tests.support.rag_command import fail, info, succeed
 
-yaml = pytest.importorskip("yaml", reason="needs PyYAML: see make test-postgres")
+yaml = pytest.importorskip("yaml", reason="needs PyYAML: see CONTRIBUTING.md")
 
 
 def test_commands_index_a_folder_and_start_the_service(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
+pytest.importorskip("psycopg", reason="psycopg is not installed: see CONTRIBUTING.md")
 from rag_demo import PgVectorRetriever
 
 CHECKS = runpy.run_path(str(Path(__file__).parents[1] / "contract.py"))["CHECKS"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
+pytest.importorskip("psycopg", reason="psycopg is not installed: see CONTRIBUTING.md")
 from rag_demo import PgVectorRetriever
 from tests.support.postgres_server import PASSWORD, PostgresServer
 from tests.support.serving import TEXTS, Embedder, serving

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
+pytest.importorskip("psycopg", reason="psycopg is not installed: see CONTRIBUTING.md")
 from rag_demo import ModelMismatchError, PgVectorRetriever, PyTorchGPURetriever, RagDemoError
 from tests.support.clean_exit import check
 from tests.support.postgres_server import PASSWORD, PostgresServer

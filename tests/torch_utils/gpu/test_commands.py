@@ -1,4 +1,4 @@
-"""Rehearsals of `make test-gpu` and `make bench-gpu`, which later run unattended."""
+"""Rehearsals of `make test-gpu` and `benchmarks.gpu`, which later run unattended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make test-gpu-stand-in`: the GPU tests over a stand-in for CUDA, and their controls.
+"""Run the GPU tests over a stand-in for CUDA, and their controls.
 
 uv installs torch for CUDA, several gigabytes, into an environment. With a folder as argument the
 environment is kept or reused; otherwise it is removed. ``CXX`` (g++) compiles the stand-in with the
