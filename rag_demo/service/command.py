@@ -40,9 +40,9 @@ def serve(**options: Any) -> int:
         **{name: value for name, value in options.items() if value not in (None, ())}
     )
     # Threads that spin between two calls take their cores from others. OpenMP (of torch) and
-    # OpenBLAS (of NumPy) read the variables when they are loaded, here or in another process.
+    # OpenBLAS (of NumPy, whose threads always spin) read the variables when they are loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 16 cycles
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from rag_demo.service.logs import configure_logging
     from rag_demo.service.server import bind, run_server
     from torch_utils import exit_on_signals
