@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.bench_rag import DIMENSION, Vectors
 from benchmarks.results_file import write
 from rag_demo import PyTorchGPURetriever
-from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.reading.document import Document
 from rag_demo.stores.index_writer import IndexWriter
 from rag_demo.stores.store import EmbeddedBatch
 from torch_utils import measuring, memory_snapshot

@@ -19,7 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from benchmarks.results_file import write
 from rag_demo import Document, EmbeddedBatch, EmbeddingModel, PgVectorRetriever, embed
 from rag_demo.commands.evaluate import quality, read_queries
-from rag_demo.documents.sources import Skipped, read_source
+from rag_demo.reading.sources import Skipped, read_source
 from tests.support.postgres_server import PostgresServer
 
 BATCH = 1_000

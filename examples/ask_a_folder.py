@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
-from rag_demo.documents.sources import Skipped, read_source
+from rag_demo.reading.sources import Skipped, read_source
 from rag_demo.stores.ingest import ingest
 from torch_utils import SafePyTorchCleanup
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_demo.documents.document import Document as Document
     from rag_demo.embedding_model import EmbeddingModel as EmbeddingModel
     from rag_demo.encoding.model_identity import ModelIdentity as ModelIdentity
     from rag_demo.errors import IndexChangedError as IndexChangedError
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from rag_demo.faiss_retriever import FaissRetriever as FaissRetriever
     from rag_demo.pgvector_retriever import PgVectorRetriever as PgVectorRetriever
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever as PyTorchGPURetriever
+    from rag_demo.reading.document import Document as Document
     from rag_demo.reranker import Reranker as Reranker
     from rag_demo.retriever import Retriever as Retriever
     from rag_demo.retriever import SearchResult as SearchResult
@@ -26,7 +26,7 @@ _MODULE_OF = {
     **dict.fromkeys(["IndexChangedError", "ModelMismatchError", "RagDemoError"], "errors"),
     **dict.fromkeys(["Retriever", "SearchResult"], "retriever"),
     **dict.fromkeys(["EmbeddedBatch", "Store"], "stores.store"),
-    "Document": "documents.document",
+    "Document": "reading.document",
     "EmbeddingModel": "embedding_model",
     "FaissRetriever": "faiss_retriever",
     "ModelIdentity": "encoding.model_identity",

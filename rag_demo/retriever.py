@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rag_demo.documents.document import Document
 from rag_demo.encoding.embedder import BasicEmbedder, as_embedder, check_embedding_model
 from rag_demo.encoding.model_identity import refuse_other_vectors
 from rag_demo.errors import checked_texts, short_repr
+from rag_demo.reading.document import Document
 from rag_demo.searching.arguments import (
     check_chunks,
     check_documents,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import NoReturn
 
-from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
 from rag_demo.errors import RagDemoError
+from rag_demo.reading.document import Document
 from rag_demo.retriever import Retriever
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where

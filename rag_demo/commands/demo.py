@@ -24,9 +24,9 @@ def demo(folder: str, questions: tuple[str, ...], top_k: int) -> None:
     By default, the current folder. The default questions are about the folder docs of a clone.
     """
     from rag_demo.console import print_results, progress
-    from rag_demo.documents.sources import Reading, Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+    from rag_demo.reading.sources import Reading, Skipped, read_source
     from torch_utils import SafePyTorchCleanup
 
     documents = list(read_source(folder, Skipped(), Reading(include=("*.md",))))

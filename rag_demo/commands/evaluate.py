@@ -16,9 +16,9 @@ from rag_demo.commands.options import (
     open_retriever,
     say,
 )
-from rag_demo.documents.sources import Skipped, read_source
 from rag_demo.errors import SourceError, required
 from rag_demo.places import as_place
+from rag_demo.reading.sources import Skipped, read_source
 
 if TYPE_CHECKING:
     from rag_demo.retriever import Retriever

@@ -24,12 +24,12 @@ from rag_demo.commands.options import (
     say,
     warn,
 )
-from rag_demo.documents.document import Document
-from rag_demo.documents.passages import PASSAGE_CHARS
-from rag_demo.documents.sources import STDIN, Reading, Skipped, full_path, is_read, read_source
 from rag_demo.encoding.encoder import is_bfloat16_faster
 from rag_demo.errors import IndexFileError, SourceError
 from rag_demo.places import as_place, load_manifest
+from rag_demo.reading.document import Document
+from rag_demo.reading.passages import PASSAGE_CHARS
+from rag_demo.reading.sources import STDIN, Reading, Skipped, full_path, is_read, read_source
 from torch_utils import get_optimal_device
 
 _AND = " + "  # between the sources of an index

@@ -19,10 +19,10 @@ from rag_demo.commands.options import (
     warn,
     where_option,
 )
-from rag_demo.documents.document import Document
 from rag_demo.errors import RagDemoError
 from rag_demo.places import as_place, load_manifest, open_database
 from rag_demo.printable import on_one_line
+from rag_demo.reading.document import Document
 
 _LISTED_AT_ONCE = 1 << 10
 _LISTED_CHARS = 100

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.documents.document import checked_metadata
-from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.errors import checked_texts, short_repr
+from rag_demo.reading.document import checked_metadata
+from rag_demo.reading.passages import PASSAGE_CHARS
 
 MODES = ("dense", "bm25", "hybrid")
 RANK_CONSTANT = 60  # of a hybrid search: Cormack, Clarke and Buettcher, SIGIR 2009

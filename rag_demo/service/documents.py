@@ -12,7 +12,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from rag_demo.documents.document import Document
+from rag_demo.reading.document import Document
 from rag_demo.retriever import embed
 from rag_demo.searching.arguments import check_documents
 from rag_demo.service import models

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
 from rag_demo.errors import short_repr
+from rag_demo.reading.document import Document
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.store import EmbeddedBatch

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rag_demo.database import Database
-from rag_demo.documents.document import Document
+from rag_demo.reading.document import Document
 from rag_demo.stores.filters import (
     COMPARISONS,
     ID,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rag_demo.documents.document import plain_scalar
 from rag_demo.errors import short_repr
+from rag_demo.reading.document import plain_scalar
 
 COMPARISONS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 """Operators of values that have an order, in SQL."""

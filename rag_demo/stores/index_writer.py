@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
     DamagedIndexError,
@@ -27,6 +26,7 @@ from rag_demo.errors import (
     MissingIndexError,
     RagDemoError,
 )
+from rag_demo.reading.document import Document
 from rag_demo.stores.contents import Contents, Passages
 from rag_demo.stores.documents import SCHEMA, DocumentTable
 from rag_demo.stores.filters import Where

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rag_demo.documents.document import Document, checked_document
-from rag_demo.documents.passages import passages_of, with_title
 from rag_demo.encoding.embedder import BasicEmbedder, as_embedder
 from rag_demo.errors import (
     DamagedIndexError,
@@ -30,6 +28,8 @@ from rag_demo.errors import (
     ModelError,
     OtherIndexError,
 )
+from rag_demo.reading.document import Document, checked_document
+from rag_demo.reading.passages import passages_of, with_title
 from rag_demo.stores.index_folder import read_manifest
 from rag_demo.stores.index_writer import IndexWriter
 from rag_demo.stores.store import EmbeddedBatch

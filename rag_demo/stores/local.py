@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexChangedError, RagDemoError
 from rag_demo.exact_search.scores import Pairs, Scores, exact_scores
+from rag_demo.reading.document import Document
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.contents import Contents
 from rag_demo.stores.filters import Where

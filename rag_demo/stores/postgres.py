@@ -27,7 +27,6 @@ from psycopg.types.json import Jsonb
 from psycopg_pool import ConnectionPool
 
 from rag_demo.database import FORK_AWARE
-from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
 from rag_demo.errors import (
     IndexFileError,
@@ -37,6 +36,7 @@ from rag_demo.errors import (
     short_repr,
 )
 from rag_demo.exact_search.scores import exact_scores
+from rag_demo.reading.document import Document
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import (
     COMPARISONS,

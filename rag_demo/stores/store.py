@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import required
+from rag_demo.reading.document import Document
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
 from rag_demo.vectors import Rows, Vectors

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rag_demo import Document, RagDemoError
-from rag_demo.documents.sources import Reading, Skipped, read_source
+from rag_demo.reading.sources import Reading, Skipped, read_source
 from tests.support.pdf import pdf_of
 
 LONG = "A text that is long enough for a section of its own."

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_demo.documents.passages import PASSAGE_CHARS, Heading, cut, passages_of
+from rag_demo.reading.passages import PASSAGE_CHARS, Heading, cut, passages_of
 from tests.support.programs import run
 
 PARAGRAPHS = st.lists(
@@ -83,8 +83,8 @@ def test_passages_fit_into_what_the_model_reads(chars_per_token: float) -> None:
 
 
 HOSTILE = """
-from rag_demo.documents.formats import read_html, read_markdown
-from rag_demo.documents.passages import cut
+from rag_demo.reading.formats import read_html, read_markdown
+from rag_demo.reading.passages import cut
 MARKS = ("a\\n", "- a\\n", "[a\\n", "---\\na:\\n")
 for part in (*MARKS, "\\u6f22\\u5b57", "!.?", '."\\')]', "# \\n\\n", "\\n \\t", " ", "#", "word "):
     text = part * (200_000 // len(part))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rag_demo import Document, RagDemoError
-from rag_demo.documents.sources import Reading, Skipped, read_source
+from rag_demo.reading.sources import Reading, Skipped, read_source
 from tests.support.rag_command import write_lines
 
 

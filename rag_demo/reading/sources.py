@@ -17,8 +17,9 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from rag_demo.documents.document import Document, checked_metadata
-from rag_demo.documents.formats import (
+from rag_demo.errors import SourceError, short_repr
+from rag_demo.reading.document import Document, checked_metadata
+from rag_demo.reading.formats import (
     UnreadableError,
     read_html,
     read_markdown,
@@ -27,8 +28,7 @@ from rag_demo.documents.formats import (
     read_rst,
     read_text,
 )
-from rag_demo.documents.passages import PASSAGE_CHARS, cut
-from rag_demo.errors import SourceError, short_repr
+from rag_demo.reading.passages import PASSAGE_CHARS, cut
 
 __all__ = ["STDIN", "Document", "Reading", "Skipped", "read_source"]
 

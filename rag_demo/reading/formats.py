@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
-from rag_demo.documents.passages import Heading
 from rag_demo.errors import required
+from rag_demo.reading.passages import Heading
 
 _MARKS = [
     (codecs.BOM_UTF8, "utf-8"),
