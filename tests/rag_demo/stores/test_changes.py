@@ -108,8 +108,8 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "too few metadata": ((["a", "b"], [{}], None), ValueError, "2 texts but 1 metadata"),
     "one text": (("text",), TypeError, "texts must be a sequence of str, got one str"),
     "bytes": ((["a", b"b"], None, ["p", "q"]), TypeError, r"texts\[1\] must be str"),
-    "no vector": ((["a", ""], None, ["p", "d1"]), ValueError, "vector that is zero for text 1"),
-    "not finite": ((["nan"], None, ["d1"]), ValueError, "vector that is not finite for text 0"),
+    "no vector": ((["a", ""], None, ["p", "d1"]), ValueError, "vector 1 is zero"),
+    "not finite": ((["nan"], None, ["d1"]), ValueError, "vector 0 is not finite"),
 }
 
 
