@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-gpu bench lint docs wheel clean
+.PHONY: help demo test test-slow test-gpu bench bench-gpu lint docs wheel clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 17
@@ -37,6 +37,9 @@ GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or 
 
 test-gpu: ## run the tests that need a GPU, within 150 s; see docs/gpu.md
 	RESULTS=$(RESULTS) $(GPU_PYTHON) tests/torch_utils/gpu/run.py
+
+bench-gpu: ## measure on a GPU, within 150 s
+	RESULTS=$(RESULTS) $(GPU_PYTHON) -m benchmarks.gpu
 
 bench: .venv/.installed ## measure again, and draw the charts; takes about an hour
 	for name in exit release clean_exit open change host cycles rag "rag --one-thread"; do \
