@@ -339,7 +339,7 @@ class LocalStore:
                 _ = writer.contents  # A damaged index is not replaced.
             now = Known(snapshot.origin, snapshot.owners, snapshot.next_number)
             present = Known(snapshot.origin)
-            if before is None or before.origin is not snapshot.origin:
+            if before is None or overwrite or before.origin is not snapshot.origin:
                 writer.clear(identity, snapshot.words.language)
             elif before.next_number < now.next_number or (before.owners != now.owners).any():
                 present = before
@@ -367,9 +367,10 @@ class LocalStore:
             loaded = Snapshot.load(self._snapshot.vectors, saved)
             with self._change():
                 known = Known(loaded.origin, loaded.owners, loaded.next_number)
-                self._saved[folder.resolve()] = {saved.manifest.commit: known}
+                stack.pop_all()  # Before it is used: an interrupt must not close its files.
                 self._snapshot = loaded
-                stack.pop_all()
+                # Last: what is not loaded is not known, so `save` does not replace it.
+                self._saved[folder.resolve()] = {saved.manifest.commit: known}
             return loaded.count
 
     def close(self) -> VectorRows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
+from rag_demo import FaissRetriever, IndexChangedError, PyTorchGPURetriever, RagDemoError
 from tests.support.interrupts import Place, interrupt_everywhere
 from tests.support.small_collections import Hashed, are_nearest, text_of
 
@@ -94,6 +96,31 @@ def test_interrupted_change_is_all_or_nothing(
 
     interrupt_everywhere(check, package="rag_demo", minimum=at_most // 2, at_most=at_most)
     assert left_old
+
+
+@pytest.mark.slow
+def test_interrupted_load_is_all_or_nothing(tmp_path: Path) -> None:
+    """And a later save does not replace what was not loaded."""
+    with used(*KINDS[1].values) as retriever:
+        add(retriever, {"other": "golf"})
+        retriever.save(tmp_path / "other")
+
+    def check(place: Place) -> None:
+        folder = tmp_path / str(place.number)
+        with used(*KINDS[1].values) as retriever:
+            retriever.save(folder)
+            shutil.copytree(tmp_path / "other", folder, dirs_exist_ok=True)
+            place.run(lambda: retriever.load(folder))
+            is_old = is_whole(retriever, OLD)
+            assert is_old or is_whole(retriever, OLD | {"other": "golf"})
+            add(retriever, NEW)
+            with contextlib.suppress(IndexChangedError):
+                retriever.save(folder)
+            with used(*KINDS[1].values) as reader:
+                reader.load(folder)
+                assert reader.get(["other"]) != [None], "a lost update"
+
+    interrupt_everywhere(check, package="rag_demo.stores.local", minimum=30, at_most=60)
 
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {

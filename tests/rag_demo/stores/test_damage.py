@@ -113,6 +113,21 @@ def test_save_of_a_program_replaces_damage_only_with_overwrite(tmp_path: Path, d
     assert "is whole" in succeed("verify", tmp_path / "i")
 
 
+@pytest.mark.parametrize("more", [[], ["more"]], ids=["unchanged", "changed"])
+def test_overwrite_replaces_a_damaged_index_that_the_retriever_knows(
+    tmp_path: Path, more: list[str]
+) -> None:
+    folder = tmp_path / "i"
+    with OnCpu(Hashed()) as retriever:
+        retriever.add(list(map(str, range(TEXTS))))
+        retriever.save(folder)
+        flip(folder / "vectors-1.f32", 100)
+        retriever.add(more)
+        retriever.save(folder, overwrite=True)
+    assert "is whole" in succeed("verify", folder)
+    assert info(folder)["texts"] == TEXTS + len(more)
+
+
 def test_change_does_not_hide_or_recreate_damaged_vectors(tmp_path: Path) -> None:
     folder, names = tmp_path / "i", list(map(str, range(100)))
     with OnCpu(Hashed()) as retriever:
