@@ -134,3 +134,19 @@ def test_scores_do_not_depend_on_the_batch(profile: Profile) -> None:
     known = dict(zip(together.row[its].tolist(), together.scores[its].tolist(), strict=True))
     for row, score in zip(alone.row.tolist(), alone.scores.tolist(), strict=True):
         assert known.get(row, score) == score
+
+
+def test_many_ties_are_scored_again_a_few_times_only() -> None:
+    """Also if a memory budget leaves room for few candidates."""
+    vectors = np.full((20_000, 4), 0.5, np.float32)
+    taken = []
+
+    def take(rows: Any) -> Any:
+        taken.append(len(rows))
+        return vectors[rows]
+
+    parts = [torch.from_numpy(vectors).split]
+    source = Source(torch.device("cpu"), torch.float32, parts, take)
+    found = search(source, vectors[:1], 5, replace(CPU, scores=512, pairs=1024))
+    assert np.array_equal(np.sort(found.row), np.arange(len(vectors)))
+    assert sum(taken) < 4 * len(vectors)
