@@ -140,8 +140,8 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
         sources = (manifest.source or _UNKNOWN).split(_AND)
         if not manifest.finished and sources[-1] != name:
             raise IndexFileError(  # It would look complete.
-                f"'{folder}' contains only part of {sources[-1]}, because its command was "
-                "interrupted; run that command again first"
+                f"'{folder}' contains only part of {sources[-1]}, because its command "
+                "still runs or was interrupted; let it finish, or run that command again"
             )
         others = [each for each in sources if each != name]
         after = [each for each in others if not _is_within(each, name)]

@@ -84,7 +84,7 @@ def search(
     mode = mode or ("hybrid" if min_score is None else "dense")
     for place in places:
         if not load_manifest(place).finished:
-            warn(f"{place} is incomplete, because the command that makes it was interrupted")
+            warn(f"{place} is incomplete: its command still runs or was interrupted")
     with contextlib.ExitStack() as stack:
         opened = open_retriever(stack, places, mode, model, device)
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))

@@ -37,6 +37,7 @@ from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
     HOW_TO_CREATE,
     HOW_TO_REBUILD,
+    DamagedIndexError,
     IndexVersionError,
     MissingIndexError,
     UnreadableIndexError,
@@ -423,7 +424,10 @@ class SavedIndex:
         if words is None or self.words.end:  # It was compared when it was opened.
             return
         if not words.folder.is_dir() or not words.is_whole:
-            raise damaged(words.folder, "it is missing, or its checksum is wrong")
+            raise DamagedIndexError(  # Its texts and vectors are whole, so do not name --yes.
+                f"'{words.folder}' is damaged (it is missing, or its checksum is wrong); searches "
+                "do without it, and the next rag-demo add of a changed text makes it again"
+            )
 
     def check(self) -> None:
         """Check the database with all documents, and all vectors."""

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sqlite3
 from pathlib import Path
@@ -198,7 +199,7 @@ def test_add_removes_texts_that_a_file_no_longer_has(tiny_model: Path, tmp_path:
 
 
 def test_add_to_an_incomplete_index_is_refused(command: list[str | Path], tmp_path: Path) -> None:
-    """The interrupted command can continue, and only that."""
+    """The interrupted command can continue, and only that. It may also still run."""
     write(tmp_path, 1)
     write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "one more"}])
     folder = tmp_path / "i"
@@ -207,7 +208,24 @@ def test_add_to_an_incomplete_index_is_refused(command: list[str | Path], tmp_pa
         database.execute("UPDATE manifest SET value = json_set(value, '$.finished', json('false'))")
     assert not info(folder)["finished"]
     assert "is incomplete" in rag_demo("search", folder, "words").stderr
-    assert "run that command again" in fail("add", folder, tmp_path / "more.jsonl")
+    refused = fail("add", folder, tmp_path / "more.jsonl")
+    assert "still runs or was interrupted" in refused and "run that command again" in refused
     succeed(*command)
     succeed("add", folder, tmp_path / "more.jsonl")
     assert info(folder)["finished"] and len(texts(folder)) == 2
+
+
+def test_verify_of_damaged_words_names_the_repair_that_loses_nothing(
+    command: list[str | Path], tmp_path: Path
+) -> None:
+    write(tmp_path, 1)
+    write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "one more"}])
+    folder = tmp_path / "i"
+    succeed(*command)
+    (words,) = folder.glob("words-*")
+    shutil.rmtree(words)
+    damage = fail("verify", folder)
+    assert "the next rag-demo add" in damage and "--yes" not in damage
+    succeed("add", folder, tmp_path / "more.jsonl")
+    succeed("verify", folder)
+    assert len(texts(folder)) == 2
