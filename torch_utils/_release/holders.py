@@ -17,7 +17,7 @@ from typing import Any
 from torch_utils._oom import clear_frame
 from torch_utils._release.counting import Inventory, Root, storages_of, without_overrides
 from torch_utils._release.objects import is_among, is_instance, name_of
-from torch_utils._runtime import DEBUG, log, reference_counts, whole_torch
+from torch_utils._runtime import DEBUG, has_frozen, log, reference_counts, whole_torch
 
 RUNNING = "probably a local variable of a running function"
 _MOST_STEPS = 5  # from the memory to what has a name: its list, group, list of groups, attributes
@@ -63,13 +63,17 @@ def _quietly(function: Callable[..., None], *arguments: Any) -> None:
 
 def _search(inventory: Inventory, found: Holders) -> None:
     things, keys_of = _what_is_alive(inventory)
+    hides_variables = has_frozen()  # which looks at each object that is frozen
     known: defaultdict[int, set[int]] = defaultdict(set)  # what each referrer leads to
     for step in range(_MOST_STEPS):
         del things[_MOST_THINGS:]
         unnamed: list[Any] = []
         keys_of_unnamed: dict[int, set[int]] = {}
         visible = Counter[int]()
-        for referrer in gc.get_referrers(*things):
+        referrers = {id(one): one for one in gc.get_referrers(*things)}
+        if hides_variables:
+            referrers.update((id(one), one) for one in _variables_of_modules())
+        for referrer in referrers.values():
             if referrer is things or type(referrer) is FrameType:  # Python 3.10 shows frames.
                 continue
             met = Counter(id(one) for one in gc.get_referents(referrer) if id(one) in keys_of)
@@ -86,6 +90,7 @@ def _search(inventory: Inventory, found: Holders) -> None:
                 unnamed.append(referrer)
                 keys_of_unnamed[id(referrer)] = lost
         referrer = None
+        referrers.clear()
         for value, name in _variables_of_functions():
             for key in keys_of.get(value, ()):
                 found.setdefault(key, []).append(name)
@@ -147,6 +152,13 @@ def _names_of(referrer: Any, wanted: int) -> list[str] | None:
     if torch is not None and is_instance(referrer, torch.optim.Optimizer):
         return [f"an optimizer ({name})"]
     return [f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"]
+
+
+def _variables_of_modules() -> list[Any]:
+    """Return the variables of modules, and the lists and dictionaries in them."""
+    modules = [one for one in list(sys.modules.values()) if type(one) is ModuleType]
+    values = [value for module in modules for value in list(vars(module).values())]
+    return [*map(vars, modules), *(one for one in values if type(one) in (dict, list))]
 
 
 def _variables_of_functions() -> Iterator[tuple[int, str]]:
