@@ -288,7 +288,7 @@ class Inventory:
                 known = self._held.get(key)
                 if known is not None and (known.is_expected or not is_expected):
                     continue
-                if nbytes and storage.data_ptr() and device.type != "meta":
+                if nbytes and device.type != "meta" and storage.data_ptr():
                     is_gone = self._weak_storage(storage).expired
                     device_name = name_of_device(device)
                     self._held[key] = Held(

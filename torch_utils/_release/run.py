@@ -334,14 +334,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def _place_of_caller() -> str:
-    """Return the line that called for the release: the nearest frame outside this package."""
+    """Return the line of the program that called for the release; without one, the thread."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
-        if module.partition(".")[0] not in (_PACKAGE, "contextlib"):
+        if module.partition(".")[0] not in (_PACKAGE, "contextlib", "threading", "concurrent"):
             return f"at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}()"
         frame = frame.f_back
-    return "by torch_utils"
+    return f"in the thread {threading.current_thread().name!r}"
 
 
 @early_bound

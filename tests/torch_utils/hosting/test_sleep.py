@@ -243,6 +243,9 @@ def test_failure_to_wake_leaves_everything_asleep(run_out_of_memory: Fail) -> No
     run_out_of_memory(lambda: next(calls) == 3)
     with pytest.raises(torch.OutOfMemoryError):
         offloaded.restore()
+    calls = itertools.count(1)
+    with pytest.raises(KeyError, match="mine"), offloaded:  # The error of the block wins.
+        raise KeyError("mine")
     assert asleep.is_whole() and all(map(torch.equal, net.tensors(), values))
     assert offloaded.restore() and asleep.is_gone()
     assert all(map(torch.equal, net.tensors(), values))

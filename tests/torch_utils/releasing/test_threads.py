@@ -15,7 +15,7 @@ from torch import nn
 from tests.support.programs import TIMEOUT_S, assert_clean, run_forked
 from tests.support.releasing import optimizer_with_state
 from tests.support.threads import in_threads
-from torch_utils import CleanupReport, release
+from torch_utils import CleanupReport, ReleasedError, release
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 
@@ -111,3 +111,12 @@ def test_long_close_runs_once_and_delays_no_other_release() -> None:
     over.set()
     first.join()
     assert slow.closed == 1
+
+
+def test_error_names_the_thread_if_no_line_of_the_program_began_the_release() -> None:
+    model = nn.Linear(4, 4)
+    thread = threading.Thread(target=release, args=(model,), name="idle models")
+    thread.start()
+    thread.join()
+    with pytest.raises(ReleasedError, match="released in the thread 'idle models', so"):
+        model(torch.ones(4))
