@@ -7,6 +7,7 @@ responses, and logs each request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -15,6 +16,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from h11 import LocalProtocolError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
@@ -102,7 +104,9 @@ class Guard:
             problem = _problem(error)
             if status == _CLIENT_GONE:  # Otherwise a response has begun.
                 response = problem_response(problem, scope["path"], request_id)
-                await response(scope, receive, send_with_headers)
+                # The server has answered an invalid body itself.
+                with contextlib.suppress(LocalProtocolError):
+                    await response(scope, receive, send_with_headers)
         finally:
             metrics.IN_FLIGHT.dec()
             self._bytes -= taken
