@@ -49,10 +49,7 @@ def parse_sizes(argument: str, value: Devices, device: str) -> dict[str, int]:
 def check_positive(argument: str, value: object) -> None:
     """Check that an argument is a positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
-        number = (
-            "a whole number of bytes, such as 4 << 30" if "bytes" in argument else "a whole number"
-        )
-        raise TypeError(f"{argument} must be {number}, got {value!r}")
+        raise TypeError(f"{argument} must be a whole number, such as 4 << 30, got {value!r}")
     if value <= 0:
         raise ValueError(f"{argument} must be positive, got {value!r}")
 

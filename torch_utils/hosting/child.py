@@ -17,7 +17,6 @@ from multiprocessing import spawn
 from typing import Any
 
 from torch_utils._memory import BACKENDS, devices_in_use, memory_snapshot
-from torch_utils._oom import clear_exception_frames
 from torch_utils._runtime import loaded_torch
 from torch_utils.errors import repr_of
 from torch_utils.hosting import messages
@@ -164,7 +163,4 @@ def _failure(error: BaseException) -> Message:
         except Exception:  # Pickling a program's class may raise anything.
             content = None
     details = type(error).__module__, content, repr_of(error), text
-    answer = messages.dump((False, details, _device_bytes()))
-    if isinstance(error, MemoryError):
-        clear_exception_frames(error)
-    return answer
+    return messages.dump((False, details, _device_bytes()))

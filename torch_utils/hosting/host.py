@@ -26,7 +26,6 @@ from torch_utils._runtime import early_bound, is_shutting_down, log, notify
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelInUseError, NoRoomError, repr_of
 from torch_utils.hosting import arguments
-from torch_utils.hosting.account import Account
 from torch_utils.hosting.blocks import by_device
 from torch_utils.hosting.lease import CLOSE_S, AsyncLease, Lease, ModelLender
 from torch_utils.hosting.process import ModelProcess, pickled_load
@@ -112,21 +111,18 @@ class ModelHost(ModelLender, Generic[M]):
             arguments.check_seconds("call_timeout_s", call_timeout_s)
         if isolation == "thread" and not (call_timeout_s is None and environment is None):
             raise ValueError('call_timeout_s and environment need isolation="process"')
-        self.name: str = name or _name_of(load)
+        function: Any = load.func if isinstance(load, partial) else load
+        self.name: str = name or str(getattr(function, "__qualname__", type(function).__qualname__))
         self.isolation: str = isolation
         self._sleeps = idle == "sleep"
         sizes = {} if nbytes is None else arguments.parse_sizes("nbytes", nbytes, "host")
-        self._new_tenant: Callable[[], Tenant]
-        if isolation == "thread":
-            self._new_tenant = partial(ThreadTenant, self.name, load)
-        else:
+        self._new_tenant: Callable[[], Tenant] = partial(ThreadTenant, self.name, load)
+        if isolation == "process":
             how = pickled_load(load), self.name, environment, call_timeout_s
             self._new_tenant = partial(ModelProcess, *how)
         self._pool: Any = None
-        self._has_warned = False
         keep_alive_s = arguments.parse_keep_alive(keep_alive)
-        self.tenancy: Tenancy = Tenancy(self.name, keep_alive_s, max_leases)
-        self.account: Account = Account(self.tenancy, sizes)
+        self.tenancy: Tenancy = Tenancy(self.name, keep_alive_s, max_leases, sizes)
         self.expiry: Expiry = Expiry(self)
         HOSTS[id(self)] = self
 
@@ -253,8 +249,8 @@ class ModelHost(ModelLender, Generic[M]):
         is_idle = state == "loaded" and not tenancy.leases
         sizes = {}
         if tenant is not None and state != "unloaded":
-            self.account.measure()
-            sizes = by_device(self.account.of(tenant))
+            tenancy.measure()
+            sizes = by_device(tenancy.blocks(tenant))
         return HostStatus(
             name=self.name,
             state=state,
@@ -347,14 +343,14 @@ class ModelHost(ModelLender, Generic[M]):
         self.register_in_child()
         try:
             if self._pool is not None:
-                self._pool.admit(self, transition, self.account.expected(), deadline)
+                self._pool.admit(self, transition, tenancy.expected(), deadline)
                 began = time.monotonic()
             self._make(tenant)
             if not wakes:
+                tenancy.last_blocks = tenancy.blocks(tenant)
                 self._warn_if_unknown(tenant)
-                self.account.last = self.account.of(tenant)
                 if self._pool is not None:
-                    self._pool.admit(self, transition, self.account.last, deadline)
+                    self._pool.admit(self, transition, tenancy.last_blocks, deadline)
             tenancy.arrive(transition, tenant)
             self.expiry.start(tenancy)
             outcome = "success"
@@ -391,16 +387,12 @@ class ModelHost(ModelLender, Generic[M]):
                     raise NoRoomError(what) from None
 
     def _warn_if_unknown(self, tenant: Tenant) -> None:
-        """Log once if the model is not measured, and a pool or the unload needs to know it."""
-        is_known = bool(self.account.of(tenant)) or isinstance(tenant, ModelProcess)
+        """Log if the model is not measured, and a pool or the unload needs to know it."""
         can_close = hasattr(type(tenant.model), "close")
         needs_size = self._pool is not None and self._pool.has_budget
-        if not is_known and not self._has_warned and (needs_size or not can_close):
-            self._has_warned = True
-            what = "%s holds no tensors or arrays that can be counted; declare nbytes="
-            if not can_close:
-                what += ", and let its load function return an object with close()"
-            log(WARNING, what, self.name)
+        if not self.tenancy.last_blocks and (needs_size or not can_close):
+            what = "%s holds no tensors or arrays that can be counted; declare nbytes=, and return "
+            log(WARNING, what + "an object with close()", self.name)
 
     # Sleeping and unloading
 
@@ -434,7 +426,7 @@ class ModelHost(ModelLender, Generic[M]):
                     tenant.close()
             finally:
                 if not is_asleep:
-                    self.account.unloaded.append(tenant.inventory)
+                    self.tenancy.unloaded.append(tenant.inventory)
                 self.tenancy.leave(departure, is_asleep)
                 self.expiry.dropped.put(None)  # Ends the expiry thread.
             if not is_asleep:
@@ -445,7 +437,7 @@ class ModelHost(ModelLender, Generic[M]):
         """Let the model sleep, or log why it cannot."""
         try:
             tenant.measure()
-            self.account.last = self.account.of(tenant)
+            self.tenancy.last_blocks = self.tenancy.blocks(tenant)
             reason = tenant.sleep()
         except Exception as error:
             # The process has ended, or its pipe is broken.
@@ -486,6 +478,8 @@ class ModelHost(ModelLender, Generic[M]):
                 tenancy.changed.wait(min(left, LONGEST_WAIT_S))
 
     def _release(self) -> None:
+        if "tenancy" not in self.__dict__:  # Its __init__ has failed.
+            return
         self.tenancy.stop_lending()
         now = time.monotonic()
         if not is_shutting_down():
@@ -507,9 +501,8 @@ class ModelHost(ModelLender, Generic[M]):
     def start_over_in_child(self) -> None:
         """In a forked child: forget the parent's model without running destructors."""
         tenancy = self.tenancy
-        _OF_PARENTS.append((tenancy.tenant, tenancy.leases, self.expiry, self.account.unloaded))
+        _OF_PARENTS.append((tenancy.tenant, tenancy.leases, self.expiry, tenancy.unloaded))
         tenancy.start_over(is_closing=self.closed)
-        self.account.start_over()
         self.expiry = Expiry(self)
 
     @early_bound
@@ -526,13 +519,6 @@ class ModelHost(ModelLender, Generic[M]):
 
 def _seconds_until(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
-def _name_of(load: Any) -> str:
-    while isinstance(load, partial):
-        load = load.func
-    name = getattr(load, "__qualname__", None) or type(load).__qualname__
-    return str(name)
 
 
 HOSTS: weakref.WeakValueDictionary[int, ModelHost[Any]] = weakref.WeakValueDictionary()

@@ -203,7 +203,8 @@ class ModelPool(ModelLender):
         return {name: host.status() for name, host in list(self._hosts.items())}
 
     def _release(self) -> None:
-        hosts = list(self._hosts.values())[::-1]
+        # There are none if its __init__ has failed.
+        hosts = list(self.__dict__.get("_hosts", {}).values())[::-1]
         for host in hosts:  # First all of them, so that none lends while another waits.
             host.tenancy.stop_lending()
         ends = time.monotonic() + CLOSE_S if self.closes_by is None else self.closes_by
@@ -248,7 +249,7 @@ class ModelPool(ModelLender):
         is_loaded = transition.admitted is not None
         while True:
             for other in list(self._hosts.values()):
-                other.account.measure()
+                other.tenancy.measure()
             with self.changed:
                 host.tenancy.ensure_lending()
                 others = [other for other in self._hosts.values() if other is not host]
@@ -279,7 +280,7 @@ class ModelPool(ModelLender):
                     # Nobody tells when another process frees memory of a card.
                     self.changed.wait(min(left, 1.0 if self._is_auto else LONGEST_WAIT_S))
                     continue
-                oldest = min(idle, key=_last_use)
+                oldest = min(idle, key=lambda one: one.tenancy.idle_since)
             self._evict(oldest)
 
     def _evict(self, host: ModelHost[Any]) -> None:
@@ -301,10 +302,10 @@ class ModelPool(ModelLender):
         """Return whether a model may sleep; unload sleepers to make that possible."""
         if not self._sleep_bytes:
             return False
-        needed = awake_bytes(host.account.used() or {})
+        needed = awake_bytes(host.tenancy.used() or {})
         while True:
             asleep = [other for other in self._hosts.values() if other.tenancy.is_asleep()]
-            blocks = [block for other in asleep for block in (other.account.used() or {}).values()]
+            blocks = [block for other in asleep for block in (other.tenancy.used() or {}).values()]
             taken = sum(nbytes for device, nbytes in blocks if device == ASLEEP)
             limit = self._sleep_bytes
             if limit == "auto":
@@ -313,7 +314,7 @@ class ModelPool(ModelLender):
                 return True
             if needed > limit or not asleep:
                 return False
-            self._evict(min(asleep, key=_last_use))
+            self._evict(min(asleep, key=lambda one: one.tenancy.idle_since))
 
     def _lacking(
         self, needed: Blocks, others: list[ModelHost[Any]] | None, is_made: bool = False
@@ -325,12 +326,12 @@ class ModelPool(ModelLender):
             others: The other hosts; None to ask whether it would fit if there were nothing else.
             is_made: Whether the model has that memory already.
         """
-        used = [taken for other in others or () if (taken := other.account.used()) is not None]
+        used = [taken for other in others or () if (taken := other.tenancy.used()) is not None]
         awake = [one for one in used if not any(device == ASLEEP for device, _ in one.values())]
         if self._max_loaded is not None and len(awake) >= self._max_loaded:
             return f"at most {self._max_loaded} may be loaded"
         together = dict(needed)
-        for one in (*used, *(other.account.remains() for other in others or ())):
+        for one in (*used, *(other.tenancy.remains() for other in others or ())):
             together.update(one)
         for device, budget in self._budgets.items():
             if (by_device(together).get(device, 0) if device else awake_bytes(together)) > budget:
@@ -354,17 +355,13 @@ def _pending(host: ModelHost[Any]) -> Blocks:
 
 
 def _has_memory(host: ModelHost[Any]) -> bool:
-    return host.account.used() is not None
+    return host.tenancy.used() is not None
 
 
 def _holds_all(thread: int | None, hosts: list[ModelHost[Any]]) -> bool:
     """Return whether a thread holds all models that take room, so that it would wait for itself."""
     holders = [host.tenancy.threads() for host in filter(_has_memory, hosts)]
     return bool(holders) and all(one == {thread} for one in holders)
-
-
-def _last_use(host: ModelHost[Any]) -> float:
-    return host.tenancy.idle_since
 
 
 def _available_bytes() -> int:
@@ -381,12 +378,11 @@ def _explain(
 ) -> str:
     held = []
     for other in others:
-        used, remains = other.account.used(), other.account.remains()
+        used, why = other.tenancy.used(), str(other.tenancy.in_use())
+        if used is None:
+            used, why = other.tenancy.remains() or None, "unloaded, but callers keep parts of it"
         if used is not None:
-            why = str(other.tenancy.in_use()).removeprefix(f"{other.name} ")
-            held.append(f"{other.name} has {format_bytes(awake_bytes(used))} ({why})")
-        elif remains:
-            why = "it is unloaded, but callers keep parts of it"
-            held.append(f"{other.name} has {format_bytes(awake_bytes(remains))} ({why})")
+            size, why = format_bytes(awake_bytes(used)), why.removeprefix(f"{other.name} ")
+            held.append(f"{other.name} has {size} ({why})")
     needs = f", and it needs {format_bytes(awake_bytes(blocks))}" if blocks else ""
     return f"no room for {host.name}: {lacking}{needs}; {'; '.join(held) or 'nothing is loaded'}"

@@ -1,4 +1,4 @@
-"""The states of a hosted model: which there are, and who may change them.
+"""The states of a hosted model: which there are, who may change them, and its memory.
 
 The state of a host is its tenant, which is the loaded model, and its transition, which is what one
 thread is doing to the tenant:
@@ -30,10 +30,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch_utils._release.counting import Inventory
 from torch_utils._resource import closed_error
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, repr_of
-from torch_utils.hosting.blocks import Blocks
+from torch_utils.hosting.blocks import Blocks, blocks_of
 from torch_utils.hosting.tenant import Tenant
 
 __all__ = ["Holder", "HostStatus", "State", "Tenancy", "Transition"]
@@ -116,12 +117,13 @@ class Transition(Future[None]):
 
 
 class Tenancy:
-    """The tenant of a host, its transition and its leases.
+    """The tenant of a host, its transition, its leases and its memory.
 
     Args:
         name: The name of the host.
         keep_alive_s: How long an idle model stays loaded; None for ever.
         max_leases: How many leases there may be at a time; None for no limit.
+        sizes: The declared size of the model, by device; empty to measure it.
 
     Attributes:
         changed: The lock and the condition of all changes.
@@ -132,12 +134,21 @@ class Tenancy:
         is_closing: Whether there are no new leases.
         idle_since: When the last lease ended, or the load, by `time.monotonic`.
         last_error: The repr of the last load's exception; None if it succeeded.
+        last_blocks: The memory of the last load, or before the last sleep.
+        unloaded: Unloaded models, parts of which may be in use.
     """
 
-    def __init__(self, name: str, keep_alive_s: float | None, max_leases: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        keep_alive_s: float | None,
+        max_leases: int | None,
+        sizes: dict[str, int],
+    ) -> None:
         self.name = name
         self.keep_alive_s = keep_alive_s
         self.max_leases = max_leases
+        self._declared = blocks_of(name, sizes)
         self.changed: threading.Condition = threading.Condition()
         self.start_over(is_closing=False)
 
@@ -156,6 +167,8 @@ class Tenancy:
         self.loads: int = 0
         self.unloads: int = 0
         self.last_error: str | None = None
+        self.last_blocks: Blocks = {}
+        self.unloaded: list[Inventory] = []
 
     # What the state is
 
@@ -220,6 +233,43 @@ class Tenancy:
         """Raise an error if the host no longer lends."""
         if self.is_closing:
             raise closed_error(f"{self.name} is closed; create a new host or pool")
+
+    # Its memory
+
+    def measure(self) -> None:
+        """Measure the model again, which may have grown or moved, unless it is in a transition."""
+        tenant = self.tenant
+        if tenant is not None and self.transition is None:
+            tenant.measure()
+
+    def blocks(self, tenant: Tenant) -> Blocks:
+        """Return the memory of a tenant: when it was last measured, or declared."""
+        return tenant.blocks() if tenant.is_asleep else self._declared or tenant.blocks()
+
+    def expected(self) -> Blocks:
+        """Return what a load or a wake will take; what of it still exists will be shared."""
+        tenant = self.tenant
+        alive = {**self.remains(), **(tenant.blocks() if tenant is not None else {})}
+        return self._declared or {
+            key if key in alive else (self.name, key): block
+            for key, block in self.last_blocks.items()
+        }
+
+    def used(self) -> Blocks | None:
+        """Return the used or admitted memory; None for a model that is neither there nor loading.
+
+        A model that waits for room has both: the pieces that exist count once.
+        """
+        tenant, transition = self.tenant, self.transition
+        admitted = None if transition is None else transition.admitted
+        if tenant is None:
+            return admitted
+        return {**self.blocks(tenant), **(admitted or {})}
+
+    def remains(self) -> Blocks:
+        """Return the memory of unloaded models that callers still use."""
+        self.unloaded = [one for one in self.unloaded if one.blocks()]
+        return {key: block for one in self.unloaded for key, block in one.blocks().items()}
 
     # What changes it
 

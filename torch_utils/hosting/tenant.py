@@ -52,7 +52,9 @@ class ThreadTenant:
         if self.model is None:
             raise TypeError(f"the load function of {name} returned None; it must return the model")
         self.measure()
-        if _is_spent(self.model):
+        parts = [self.model, *(part for part, _ in parts_of(self.model))]
+        is_closed = is_instance(self.model, Resource) and self.model.closed
+        if is_closed or any(map(is_released, parts)):
             self.model = None
             raise TorchUtilsError(
                 f"the load function of {name} returned a model that was released; it must load the "
@@ -124,13 +126,6 @@ class ThreadTenant:
             self.report = replace(release(), errors=(problem,))
         if offloaded is not None:  # torch keeps pinned memory.
             empty_pinned_cache(torch)
-
-
-def _is_spent(model: Any) -> bool:
-    """Return whether a model, or a part of it, was released before."""
-    things = [model, *(part for part, _ in parts_of(model))]
-    is_closed = is_instance(model, Resource) and model.closed
-    return is_closed or any(map(is_released, things))
 
 
 Tenant = ThreadTenant | ModelProcess

@@ -134,15 +134,15 @@ def test_load_that_caches_or_returns_no_model_is_refused(load) -> None:
 
 
 def test_model_that_cannot_be_released_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Once when it is loaded, and at each unload, whose report has the error."""
+    """At each load and at each unload, whose report has the error."""
     with ModelHost(lambda: lambda text: text[::-1], name="reverse") as host:
         for _ in range(2):
             with host.lease() as model:
                 assert model("ab") == "ba"
             assert "reverse was only dropped" in str(host.unload().errors[0])
     messages = [record.getMessage() for record in caplog.records]
-    assert ["declare nbytes=" in text for text in messages] == [True, False, False]
-    assert ["was only dropped" in text for text in messages] == [False, True, True]
+    assert ["declare nbytes=" in text for text in messages] == [True, False, True, False]
+    assert ["was only dropped" in text for text in messages] == [False, True, False, True]
     caplog.clear()
     with ModelHost(lambda: str.upper, nbytes=5) as host, host.lease():
         assert host.status().nbytes == 5
@@ -166,8 +166,9 @@ def test_init_refuses_wrong_arguments(what) -> None:
         ModelHost(what)
     with pytest.raises(ValueError, match="isolation must be"):
         ModelHost(Stub, isolation="fork")
-    with pytest.raises(TypeError, match='isolation="thread"'):
+    with pytest.raises(TypeError, match='isolation="thread"') as caught:
         ModelHost(lambda: 1, isolation="process")
+    assert not hasattr(caught.value, "__notes__")  # Closing the half-made host does not fail.
     for options in ({"call_timeout_s": 1}, {"environment": {}}):
         with pytest.raises(ValueError, match='need isolation="process"'):
             ModelHost(Stub, **options)

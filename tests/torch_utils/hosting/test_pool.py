@@ -92,11 +92,6 @@ def test_lent_model_is_not_evicted_and_error_names_it() -> None:
 
 def test_load_waits_for_room_until_a_lease_ends() -> None:
     pool = make(ModelPool(max_loaded=1), a=1, b=1)
-    entered = threading.Event()
-
-    def other() -> None:
-        with pool.lease("b", timeout_s=WAIT_S):
-            entered.set()
 
     async def coroutine() -> None:
         async with pool.alease("a"):
@@ -110,14 +105,6 @@ def test_load_waits_for_room_until_a_lease_ends() -> None:
             assert is_whole(model)
 
     with pool:
-        thread = threading.Thread(target=other)
-        with pool.lease("a") as model:
-            thread.start()
-            wait_for(lambda: pool.status()["b"].state == "loading")
-            assert not entered.wait(0.02)
-            assert is_whole(model)
-        assert entered.wait(WAIT_S)
-        thread.join()
         asyncio.run(coroutine())
         assert loaded(pool) == ["b"]
 
@@ -164,14 +151,6 @@ def test_thread_that_holds_all_room_gets_an_error() -> None:
         assert asyncio.run(pool.call("a", is_whole, timeout_s=WAIT_S))
         with pytest.raises(NoRoomError, match="a has "):
             asyncio.run(pool.call("a", lambda model: pool.lease("b").__enter__()))
-
-
-def test_only_tensors_and_arrays_count() -> None:
-    """Other objects of a model do not, such as the imports of its load."""
-    with ModelPool(budget_bytes=2 * MB) as pool:
-        pool.add("text", lambda: {"tensor": tensor(1), "text": "x" * (8 * MB)})
-        with pool.lease("text"):
-            assert pool.status()["text"].nbytes == MB
 
 
 def test_shared_storage_counts_once() -> None:
@@ -290,10 +269,8 @@ def test_budget_needs_to_know_sizes(caplog: pytest.LogCaptureFixture) -> None:
     with ModelPool(budget_bytes=MB) as pool:
         for name, options in {"unknown": {}, "declared": {"nbytes": 5}}.items():
             pool.add(name, Stub, **options)
-            for _ in range(2):
-                with pool.lease(name):
-                    pass
-                pool.unload(name)
+            with pool.lease(name):
+                pass
     (record,) = caplog.records
     assert record.getMessage().startswith("unknown holds no tensors or arrays")
 
@@ -372,7 +349,7 @@ def test_wrong_timeouts_are_refused(wrong: Any) -> None:
     ("options", "error", "message"),
     [
         ({"budget_bytes": 0}, ValueError, "budget_bytes must be positive"),
-        ({"budget_bytes": "4G"}, TypeError, r"whole number of bytes, such as 4 << 30, got '4G'"),
+        ({"budget_bytes": "4G"}, TypeError, r"whole number, such as 4 << 30, got '4G'"),
         ({"budget_bytes": {"host": -1}}, ValueError, "host"),
         ({"budget_bytes": {"cuda": 1}}, ValueError, "cuda:0"),
         ({"budget_bytes": {"hots": 1}}, ValueError, "hots"),
@@ -390,15 +367,17 @@ def test_wrong_limits_are_refused(
 
 def test_wrong_names_and_options_are_refused() -> None:
     with make(ModelPool(), a=1) as pool:
-        for error in (UnknownModelError, KeyError):
-            with pytest.raises(error) as caught:
-                pool.lease("b")
-            assert str(caught.value) == "this pool has no model 'b'; it has: 'a'"
+        with pytest.raises(UnknownModelError) as caught:
+            pool.lease("b")
+        assert str(caught.value) == "this pool has no model 'b'; it has: 'a'"
         for nbytes in (0, {"gpu": 5}, "5"):
             with pytest.raises((TypeError, ValueError), match="nbytes"):
                 pool.add("c", partial(tensor, 1), nbytes=nbytes)
         with pytest.raises(ValueError, match="'a' already"):
             pool.add("a", partial(tensor, 1))
-        with pytest.raises(TypeError):
-            pool.add("b", partial(tensor, 1), keepalive="5m")
+        for make_wrong in (partial(pool.add, "b", Stub), ModelPool):
+            with pytest.raises(TypeError, match="keepalive") as refused:
+                make_wrong(keepalive="5m")
+            # Closing what was half made does not fail.
+            assert not hasattr(refused.value, "__notes__")
         assert list(pool.status()) == ["a"]

@@ -26,7 +26,7 @@ from tests.support.interrupts import Interrupt, Place, interrupt_everywhere
 from tests.support.programs import Result, assert_clean, run
 from tests.support.threads import errors_in_threads
 from tests.support.waiting import is_there, wait_for, wait_for_async
-from torch_utils import ModelHost, ModelProcessError, ResourceClosedError, is_out_of_memory
+from torch_utils import ModelHost, ModelProcessError, ResourceClosedError
 
 
 def host_of(load: Any = Model) -> ModelHost[Any]:
@@ -134,10 +134,6 @@ def test_values_that_cannot_be_pickled_are_refused(shared) -> None:
     with pytest.raises(pickle.PicklingError, match=r"builtins.generator that cannot be pickled"):
         shared.give_generator()
     assert shared.echo(1) == 1
-
-
-def test_memory_errors_are_recognised_by_their_text() -> None:
-    assert is_out_of_memory(ModelProcessError("stub raised OutOfMemoryError('CUDA out of memory')"))
 
 
 @pytest.mark.parametrize(
@@ -261,27 +257,6 @@ def test_timeout_of_a_lease_limits_the_start_of_the_process() -> None:
 # Signals and surroundings
 
 
-def test_timeout_of_a_lease_limits_the_wait_for_another_call(host, tmp_path: Path) -> None:
-    """The other call goes on."""
-    results: list[Any] = []
-
-    def other() -> None:
-        with host.lease() as model:
-            results.append(model.note_and_wait(1, str(tmp_path / "end")))
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    wait_for((tmp_path / "call 1").exists)
-    with host.lease(timeout_s=0.1) as model:
-        with pytest.raises(TimeoutError, match=r"still busy with another call after 0\.1 s"):
-            model.echo(1)
-        assert not results
-        (tmp_path / "end").touch()
-        thread.join()
-        assert model.echo(1) == 1
-    assert len(results) == 1
-
-
 def test_signals_to_the_group_reach_only_the_parent(host, tmp_path: Path) -> None:
     """Calls go on; programs and forks that the model starts get the signals."""
     begun = tmp_path / "begun"
@@ -337,20 +312,6 @@ def test_forked_child_can_neither_call_nor_end_the_process(model) -> None:
 # Interrupts
 
 
-def test_interrupted_call_kills_the_process(model, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    pid = model.pid()
-
-    def interrupt() -> None:
-        wait_for(begun.exists)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        model.touch_and_sleep(str(begun))
-    wait_for(lambda: not is_there(pid))
-
-
 def test_interrupts_never_mix_up_results_or_keep_locks(host) -> None:
     """The next answer is the next call's, or an error.
 
@@ -397,7 +358,7 @@ PRELUDE = """
 import sys
 from functools import partial
 from tests.support.hosted_models import Model
-from torch_utils import ModelHost
+from torch_utils import ModelHost, is_out_of_memory
 def start(load):
     return ModelHost(load, name="stub", isolation="process")
 """
@@ -407,14 +368,8 @@ def run_program(source: str, *arguments: str, as_file: bool = False, **how: Any)
     return run(PRELUDE + source, *arguments, options=("-W", "error"), as_file=as_file, **how)
 
 
-@pytest.mark.parametrize(
-    "end",
-    ["", *(pytest.param(e, marks=pytest.mark.slow) for e in ("host.close()", "sys.exit(0)"))],
-)
-def test_process_ends_with_the_program(end: str) -> None:
-    result = run_program(
-        f"host = start(Model)\nwith host.lease() as model: print(model.pid())\n{end}"
-    )
+def test_process_ends_with_the_program() -> None:
+    result = run_program("host = start(Model)\nwith host.lease() as model: print(model.pid())")
     assert_clean(result)
     assert not is_there(int(result.stdout))
 
@@ -437,21 +392,18 @@ if __name__ == "__main__":
         try:
             model.fail()
         except Exception as error:
-            print(type(error).__name__)
+            print(type(error).__name__, is_out_of_memory(error))
     assert "torch" not in sys.modules and "numpy" not in sys.modules
 """,
         str(tmp_path),
         as_file=True,
     )
     assert_clean(result)
-    assert result.stdout.split() == ["[1]", "ModelProcessError"]
+    assert result.stdout.split() == ["[1]", "ModelProcessError", "True"]
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param("touch_and_sleep", marks=pytest.mark.slow), "touch_and_spin"]
-)
-def test_process_ends_when_its_parent_is_killed(tmp_path: Path, method: str) -> None:
-    """A fork of the parent does not keep it alive."""
+def test_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    """Even in a call that keeps the GIL. A fork of the parent does not keep it alive."""
     begun = tmp_path / "begun"
     result = run_program(
         f"""
@@ -469,7 +421,7 @@ if os.fork() == 0:
     time.sleep(60)
     os._exit(0)
 threading.Thread(target=kill, daemon=True).start()
-model.{method}({str(begun)!r})
+model.touch_and_spin({str(begun)!r})
 """
     )
     assert result.returncode == -9, str(result)
@@ -502,7 +454,6 @@ class Own:
 """
 
 
-PIPED = "class Own: pass\ntry:\n    start(Own)\nexcept TypeError as error:\n    print(error)"
 GUARD = 'if __name__ == "__main__":'
 LOADS = "print('once')\nwith start(Model) as host: host.load()"
 
@@ -520,9 +471,3 @@ def test_unguarded_main_module_error_names_the_guard() -> None:
     result = run_program(MAIN.format(guard="if True:"), as_file=True)
     assert result.returncode == 1
     assert 'guard that code with `if __name__ == "__main__":`' in result.stderr
-
-
-def test_load_function_of_a_piped_program_is_refused() -> None:
-    result = run(Path("-"), stdin=PRELUDE + PIPED, options=("-W", "error"))
-    assert_clean(result)
-    assert "defined in an interactive session" in result.stdout

@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -334,20 +334,20 @@ def test_unload_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyP
     assert were_whole == [True] and memory.is_gone()
 
 
-def test_hundreds_of_naps_leave_nothing_behind() -> None:
+def test_many_naps_leave_nothing_behind() -> None:
     with ModelHost(lambda: torch.nn.Linear(30, 30), keep_alive=-1) as host:
         with host.lease() as model:
             values = model.weight.detach().clone()
             del model
         counts = []
-        for index in range(300):
+        for index in range(61):
             assert host.sleep() and host.wake()
-            if index % 100 == 0:
+            if index % 20 == 0:
                 gc.collect()
                 counts.append(len(gc.get_objects()))
         with host.lease() as model:
             assert torch.equal(model.weight, values)
-        assert counts[-1] - counts[1] < 50
+        assert counts[-1] - counts[1] < 20
 
 
 def test_wake_without_room_raises_and_the_model_sleeps_on(run_out_of_memory: Fail) -> None:
@@ -372,36 +372,12 @@ def layer(mb: int) -> Callable[[], Any]:
     return lambda: torch.nn.ParameterList([torch.full((mb * MB // 4,), float(mb))])
 
 
-@pytest.fixture
-def pool() -> Iterator[ModelPool]:
-    with ModelPool(budget_bytes=7 * MB, sleep_bytes=7 * MB) as made:
-        for name, mb in {"a": 1, "b": 2, "c": 3, "d": 4}.items():
-            made.add(name, layer(mb))
-        yield made
-
-
 def states(pool: ModelPool) -> str:
     return " ".join(f"{name}:{one.state}" for name, one in pool.status().items())
 
 
-def test_evicted_models_sleep_within_their_budget(pool: ModelPool) -> None:
+def test_evicted_models_sleep_within_their_budget() -> None:
     """The least recently used sleeper is unloaded first."""
-    for name in "abcd":
-        with pool.lease(name):
-            pass
-    assert states(pool) == "a:asleep b:asleep c:loaded d:loaded"
-    with pool.lease("a"):
-        pass
-    assert states(pool) == "a:loaded b:asleep c:asleep d:loaded"
-    with pool.lease("b"):
-        assert states(pool) == "a:loaded b:loaded c:asleep d:loaded"
-    assert [one.loads for one in pool.status().values()] == [1] * 4
-    pool.unload("c")
-    with pool.lease("c"):
-        assert states(pool) == "a:loaded b:loaded c:loaded d:asleep"
-
-
-def test_sleepers_without_room_are_unloaded_the_oldest_first() -> None:
     with ModelPool(budget_bytes=4 * MB, sleep_bytes=5 * MB) as pool:
         for name, mb in {"a": 2, "b": 3, "c": 4}.items():
             pool.add(name, layer(mb))
@@ -411,6 +387,7 @@ def test_sleepers_without_room_are_unloaded_the_oldest_first() -> None:
         with pool.lease("a"):
             pass
         assert states(pool) == "a:loaded b:unloaded c:asleep"
+        assert [one.loads for one in pool.status().values()] == [1, 1, 1]
     with pytest.raises(ValueError, match="sleep_bytes"):
         ModelPool(sleep_bytes=-1)
 
@@ -468,8 +445,6 @@ host.load()
 """
 
 ENDS = {
-    "term": "host.sleep(); os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
-    "exit": "host.sleep()",
     "fork": """
 import asyncio
 def use():
@@ -483,7 +458,7 @@ if not pid:
     assert host.sleep() and host.wake()
     sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0
-assert host.status().state == "asleep" and host.wake()
+assert host.status().state == "asleep"  # So it is closed at exit.
 """,
     "storm": """
 def nap():
@@ -500,7 +475,7 @@ os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)
 @pytest.mark.parametrize("end", ENDS)
 def test_program_ends_cleanly_in_every_state(end: str) -> None:
     result = run_forked(PROGRAM + ENDS[end])
-    assert result.returncode == (143 if end in ("term", "storm") else 0), str(result)
+    assert result.returncode == (143 if end == "storm" else 0), str(result)
     assert result.stderr == "", str(result)
 
 
