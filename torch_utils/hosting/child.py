@@ -104,11 +104,9 @@ class _Server:
             return messages.dump((True, value, _device_bytes()))
         except Exception as error:
             # Classes raise what they like when they cannot be pickled.
-            if not isinstance(error, MemoryError):
-                kind = f"{type(value).__module__}.{type(value).__qualname__}"
-                what = f"the model returned a {kind} that cannot be pickled: {error!r}"
-                error = pickle.PicklingError(what)
-            return _failure(error)
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            what = f"the model returned a {kind} that cannot be pickled: {error!r}"
+            return _failure(pickle.PicklingError(what))
 
     def _call(self, kind: str, name: Any = "", *rest: Any) -> Any:
         if kind == "start":
@@ -158,9 +156,7 @@ def _failure(error: BaseException) -> Message:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     content = None
     if isinstance(error, Exception):  # Others would end the parent or its task.
-        try:
+        with contextlib.suppress(Exception):  # Pickling a program's class may raise anything.
             content = pickle.dumps(error)
-        except Exception:  # Pickling a program's class may raise anything.
-            content = None
     details = type(error).__module__, content, repr_of(error), text
     return messages.dump((False, details, _device_bytes()))

@@ -319,11 +319,8 @@ class ModelProcess:
         raised: BaseException = ModelProcessError(f"{self.name} raised {text}")
         # An error must not import a large library, such as torch, into this process.
         if content is not None and (module in sys.modules or module in sys.stdlib_module_names):
-            try:
+            with contextlib.suppress(Exception):  # As above.
                 raised = pickle.loads(content)
-            except Exception as failure:
-                # As above.
-                where += f"\n(the exception itself cannot be unpickled here: {repr_of(failure)})"
         add_note(raised, where)
         raise raised
 

@@ -27,6 +27,7 @@ from torch_utils import (
 torch = pytest.importorskip("torch")
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # Releases collect garbage.
 SOON_S = 0.2
 WAIT_S = 60.0
 MB = 1 << 20
