@@ -92,13 +92,6 @@ class Service:
             assert self.process.poll() is None, self.output()
             time.sleep(0.01)
 
-    def is_busy(self) -> bool:
-        """Tell whether the model computes for the second time; it is warmed up once."""
-        counts = [
-            line for line in self.ask("/metrics")[1].splitlines() if "_batch_tokens_count" in line
-        ]
-        return any('"model"' in line and float(line.split()[-1]) >= 1 for line in counts)
-
     def search(self, query: str, **more: Any) -> tuple[int, str]:
         """Search by meaning, which needs the model."""
         return self.ask("/search", {"query": query, "mode": "dense", **more})
@@ -140,12 +133,6 @@ def service(
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-
-
-def run_service(index: Path, *settings: str) -> str:
-    """Run a service that cannot start; return its standard error."""
-    command = [sys.executable, __file__, str(index), "faiss", *settings]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120).stderr
 
 
 def main() -> int:

@@ -52,10 +52,7 @@ def test_benchmark_finds_what_topk_finds_and_writes_no_results() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    ["tests/torch_utils/gpu/run.py", pytest.param("benchmarks/gpu.py", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("command", ["tests/torch_utils/gpu/run.py", "benchmarks/gpu.py"])
 def test_commands_fail_without_a_gpu(command: str) -> None:
     pytest.importorskip("torch")
     done = run(command, CUDA_VISIBLE_DEVICES="")

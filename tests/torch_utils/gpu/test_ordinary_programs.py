@@ -36,82 +36,6 @@ def all_memory_back(device: Any) -> Iterator[None]:
     assert held == 0, f"{held} bytes are not back"
 
 
-@contextlib.contextmanager
-def foreign_warnings_ignored() -> Iterator[None]:
-    """Ignore deprecations between other libraries."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def on(device: Any, model: Any) -> Any:
-    """Move a model to the device, and count its memory."""
-    model.to(device.torch_name)
-    device.watch(*model.parameters(), *model.buffers())
-    return model
-
-
-def transformers_config(device: Any, kind: str, **options: Any) -> Any:
-    """Return the configuration of a model: base size on a GPU, tiny in a rehearsal."""
-    import transformers
-
-    names = {"GPT2": ("n_embd", "n_layer", "n_head")}
-    width, layers, heads = names.get(
-        kind, ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
-    sizes = (768, 12, 12) if device.name == "cuda" else (64, 2, 4)
-    options |= dict(zip((width, layers, heads), sizes, strict=True)) | {"vocab_size": 1000}
-    return getattr(transformers, f"{kind}Config")(**options)
-
-
-@needs("transformers")
-@slow_rehearsal
-def test_bert_of_transformers(device: Any) -> None:
-    import torch
-    import transformers
-
-    words = torch.arange(64, device=device.torch_name).view(2, 32)
-    with all_memory_back(device):
-        config = transformers_config(device, "Bert", intermediate_size=256)
-        model = on(device, transformers.BertModel(config).eval())
-        with torch.no_grad():
-            output = model(words)
-            expected = output.last_hidden_state.clone()
-        device.watch(expected)
-        kept = model, output
-        release(model)
-        assert torch.equal(output.last_hidden_state, expected)
-        release(output, expected)
-    assert len(kept) == 2
-
-
-@needs("transformers")
-@slow_rehearsal
-def test_generation_with_a_cache(device: Any) -> None:
-    import torch
-    import transformers
-
-    words = torch.arange(8, device=device.torch_name)[None]
-    with all_memory_back(device):
-        config = transformers_config(device, "GPT2", bos_token_id=None, eos_token_id=None)
-        model = on(device, transformers.GPT2LMHeadModel(config).eval())
-        answers = [
-            model.generate(
-                words,
-                attention_mask=torch.ones_like(words),
-                max_new_tokens=8,
-                do_sample=False,
-                use_cache=use_cache,
-                return_dict_in_generate=True,
-                pad_token_id=0,
-            )
-            for use_cache in (True, False)
-        ]
-        sequences = [answer.sequences.tolist() for answer in answers]
-        assert sequences[0] == sequences[1]
-        release(model, answers)
-
-
 @needs("transformers", "sentence_transformers", "tokenizers", "safetensors")
 @slow_rehearsal
 def test_pipeline_and_sentence_transformer(device: Any, tmp_path: Path) -> None:
@@ -321,31 +245,6 @@ def test_dispatch_and_offload_of_accelerate(device: Any) -> None:
         release(offloaded, inputs, expected, thorough=True)
 
 
-@needs("peft", "transformers")
-@slow_rehearsal
-def test_peft_adapters_on_one_base(device: Any) -> None:
-    """An adapter goes, and the base with the other adapter computes the same."""
-    import peft
-    import torch
-    import transformers
-
-    words = torch.arange(16, device=device.torch_name)[None]
-    with foreign_warnings_ignored(), all_memory_back(device), torch.no_grad():
-        base = transformers.BertModel(transformers_config(device, "Bert", intermediate_size=256))
-        lora = peft.LoraConfig(r=4, target_modules=["query"], init_lora_weights=False)
-        model = peft.get_peft_model(base.eval(), lora, adapter_name="kept")
-        model.add_adapter("other", lora)
-        on(device, model)
-        model.set_adapter("kept")
-        expected = model(input_ids=words).last_hidden_state
-        device.watch(expected)
-        model.delete_adapter("other")
-        again = model(input_ids=words).last_hidden_state
-        assert (again - expected).abs().max() < 1e-4
-        del again
-        release(model, base, expected, thorough=True)
-
-
 @needs("lightning")
 @slow_rehearsal
 def test_trainer_of_lightning(device: Any, tmp_path: Path) -> None:
@@ -363,7 +262,8 @@ def test_trainer_of_lightning(device: Any, tmp_path: Path) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters())
 
-    with foreign_warnings_ignored(), all_memory_back(device):
+    with warnings.catch_warnings(), all_memory_back(device):
+        warnings.simplefilter("ignore")
         data = torch.utils.data.TensorDataset(torch.rand(32, 256))
         module = Module()
         trainer = lightning.Trainer(
@@ -377,7 +277,7 @@ def test_trainer_of_lightning(device: Any, tmp_path: Path) -> None:
             enable_model_summary=False,
         )
         trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
-        on(device, module)
+        device.watch(*module.to(device.torch_name).parameters())
         release(trainer.optimizers, trainer, module, thorough=True)
 
 
