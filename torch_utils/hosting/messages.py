@@ -77,8 +77,7 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> Any:
     else:
         # Large pages: with small ones, page faults take longer than the copy.
         data = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            data.madvise(mmap.MADV_HUGEPAGE)
+        data.madvise(mmap.MADV_HUGEPAGE)
     view = memoryview(data)
     while view.nbytes:
         _limit(connection, deadline)

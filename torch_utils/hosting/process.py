@@ -23,7 +23,6 @@ from os import getpid
 from pathlib import Path
 from typing import Any
 
-from torch_utils._memory import memory_snapshot
 from torch_utils._release.counting import Inventory
 from torch_utils._report import CleanupReport
 from torch_utils._resource import add_note, closed_error
@@ -222,15 +221,9 @@ class ModelProcess:
 
     def close(self) -> None:
         """End the process, and report its memory as freed."""
-        before, started = memory_snapshot(), time.monotonic()
-        host_bytes = self.resident_bytes(mapped_files=False)
+        freed = {**self._device_bytes, "host": self.resident_bytes(mapped_files=False)}
         self.end()
-        self.report = CleanupReport(
-            freed_bytes={**self._device_bytes, "host": host_bytes},
-            duration_s=time.monotonic() - started,
-            before=before,
-            after=memory_snapshot(),
-        )
+        self.report = CleanupReport(freed_bytes=freed)
 
     def ask(self, *request: Any, check: Any = None, wait_s: float | None = None) -> Any:
         """Send a request when no other one is being answered, and return the answer's value.
