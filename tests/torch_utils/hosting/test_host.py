@@ -273,15 +273,6 @@ def test_call_of_a_function_that_raises_stop_iteration_ends() -> None:
     run(main)
 
 
-def test_calls_one_after_the_other_share_a_thread() -> None:
-    async def main() -> None:
-        async with ModelHost(Stub) as host:
-            used = {await host.call(lambda model: threading.current_thread()) for _ in range(5)}
-            assert len(used) == 1
-
-    run(main)
-
-
 def test_cancelled_call_keeps_the_model_until_its_function_returns() -> None:
     begun, go_on = threading.Event(), threading.Event()
     used: list[int] = []

@@ -351,21 +351,6 @@ def test_many_naps_leave_nothing_behind() -> None:
         assert counts[-1] - counts[1] < 20
 
 
-def test_wake_without_room_raises_and_the_model_sleeps_on(run_out_of_memory: Fail) -> None:
-    with ModelHost(Net, keep_alive=-1) as host:
-        host.load()
-        host.sleep()
-        fails = [True]
-        run_out_of_memory(lambda: bool(fails))
-        with pytest.raises(NoRoomError, match="no room to wake Net"), host.lease():
-            pass
-        assert host.status().state == "asleep"
-        fails.clear()
-        with host.lease() as model:
-            assert model.table.numel() == 100
-        assert host.status().loads == 1
-
-
 # Pools
 
 
@@ -426,11 +411,13 @@ def test_pool_makes_room_when_memory_runs_out(run_out_of_memory: Fail) -> None:
         with pool.lease("b"):
             pass
         run_out_of_memory(lambda: pool.status()["b"].state == "loaded")
-        with pytest.raises(NoRoomError), pool.lease("b"), pool.lease("a"):
-            pass
+        with pytest.raises(NoRoomError, match="no room to wake a"):
+            with pool.lease("b"), pool.lease("a"):
+                pass
         assert states(pool) == "a:asleep b:loaded"
         with pool.lease("a"):
             assert states(pool) == "a:loaded b:asleep"
+        assert sleeper.status().loads == 1
 
 
 # Programs
