@@ -48,21 +48,31 @@ def pickled_load(load: Callable[[], Any]) -> bytes:
     """Pickle a load function for another process.
 
     Raises:
-        TypeError: The other process cannot import it: it is a lambda or a local function.
+        TypeError: The other process cannot import it: it is a lambda, a local function, or a
+            function of an interactive session.
     """
     try:
-        return pickle.dumps(load, 5)
+        content = pickle.dumps(load, 5)
     except Exception as error:
         # Classes that cannot be pickled may raise anything.
         raise TypeError(
             f"{load!r} cannot be called in another process ({error}); pass a function or class of "
             'a module, or a functools.partial of one, or use isolation="thread"'
         ) from error
+    if b"__main__" in content and not _main_module():
+        raise TypeError(
+            f"{load!r} was defined in an interactive session or a -c command, which another "
+            'process cannot import; move it to a module, or use isolation="thread"'
+        )
+    return content
 
 
 def _main_module() -> dict[str, Any]:
     """Describe the main module for a spawned process, as multiprocessing does."""
     data = spawn.get_preparation_data("model")
+    path = data.get(_MAIN[1])
+    if path is not None and not Path(path).exists():  # "<stdin>"
+        return {}
     return {key: data[key] for key in _MAIN if key in data}
 
 

@@ -467,6 +467,13 @@ def test_main_module_is_imported_only_if_needed(source: str, stdout: str) -> Non
     assert result.stdout == stdout
 
 
+def test_load_function_of_a_piped_program_is_refused() -> None:
+    refused = "class Own: pass\ntry:\n    start(Own)\nexcept TypeError as error:\n    print(error)"
+    result = run(Path("-"), stdin=PRELUDE + refused, options=("-W", "error"))
+    assert_clean(result)
+    assert "defined in an interactive session" in result.stdout
+
+
 def test_unguarded_main_module_error_names_the_guard() -> None:
     result = run_program(MAIN.format(guard="if True:"), as_file=True)
     assert result.returncode == 1
