@@ -200,7 +200,7 @@ class SafePyTorchCleanup:
         if close is None:
             block = self._open_block()
             roots_of([obj], Inventory(), "manage()")
-            self._add(block.release_step(obj))
+            block.steps.append(block.release_step(obj))
         else:
             is_given = callable(close) and _needs_argument(close, obj)
             self.callback(close, *([obj] if is_given else []))
@@ -221,14 +221,14 @@ class SafePyTorchCleanup:
             TypeError: ``fn`` is not callable.
             TorchUtilsError: The scope is not open, or the parent process opened it.
         """
-        self._open_block()
+        block = self._open_block()
         if not callable(fn):
             raise TypeError(
                 f"the function must be callable, got {type(fn).__name__}; pass it without calling "
                 "it, and its arguments after it"
             )
         name = getattr(fn, "__qualname__", repr(fn))
-        self._add(_Step(name, functools.partial(fn, *args, **kwargs), None))
+        block.steps.append(_Step(name, functools.partial(fn, *args, **kwargs), None))
         return fn
 
     def __enter__(self: Self) -> Self:
@@ -328,14 +328,6 @@ class SafePyTorchCleanup:
                 "resources; open a scope in this process"
             )
         return block
-
-    def _add(self, step: _Step) -> None:
-        block = self._open_block()
-        block.steps.append(step)
-        if block.closed:  # Another thread has ended the block meanwhile.
-            with suppress(ValueError):  # It is running the step after all.
-                block.steps.remove(step)
-                self._open_block()
 
 
 def _needs_argument(function: Callable[..., Any], obj: Any) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from torch_utils._runtime import DEBUG, is_shutting_down, loaded_torch, log
+from torch_utils._memory import query
+from torch_utils._runtime import is_shutting_down, loaded_torch
 
 _ATTRIBUTES = (
     *(f"backends.cudnn.{n}" for n in ("enabled", "benchmark", "deterministic", "allow_tf32")),
@@ -15,6 +17,7 @@ _ATTRIBUTES = (
 )
 _FUNCTIONS = ("float32_matmul_precision", "default_dtype", "num_threads")  # torch.get_... and set_
 _FLAGS = (*_ATTRIBUTES, *_FUNCTIONS, "deterministic_algorithms", "grad_mode", "default_device")
+_UNREADABLE = object()
 
 
 def _read(torch: Any, name: str) -> Any:
@@ -45,16 +48,13 @@ def _set(torch: Any, name: str, value: Any) -> None:
 
 
 def read_flags() -> dict[str, Any]:
-    """Return the value of every flag of this torch by name; empty without torch. Never raises."""
+    """Return the value of every flag of this torch by name; empty without torch. Never raises.
+
+    Some builds lack a flag, and torch refuses to mix its two settings of TF32.
+    """
     torch = loaded_torch()
-    values: dict[str, Any] = {}
-    for name in _FLAGS if torch is not None else ():
-        try:
-            values[name] = _read(torch, name)
-        except Exception as error:
-            # Some builds lack a flag, and torch refuses to mix its two settings of TF32.
-            log(DEBUG, "flag %s cannot be read: %r", name, error)
-    return values
+    names = _FLAGS if torch is not None else ()
+    return {n: query(partial(_read, torch, n), _UNREADABLE, f"flag {n}") for n in names}
 
 
 def restore_flags(before: dict[str, Any]) -> None:
@@ -62,11 +62,9 @@ def restore_flags(before: dict[str, Any]) -> None:
 
     Flags that did not change are not set again. Does nothing during shutdown.
     """
-    torch = None if is_shutting_down() else loaded_torch()
-    for name, value in (read_flags() if before and torch is not None else {}).items():
-        if name in before and before[name] != value:
-            try:
-                _set(torch, name, before[name])
-            except Exception as error:
-                # As in reading; one flag must not prevent the restoration of the others.
-                log(DEBUG, "flag %s cannot be restored: %r", name, error)
+    if is_shutting_down():
+        return
+    torch, now = loaded_torch(), read_flags()
+    for name, value in before.items():
+        if _UNREADABLE not in (value, now.get(name, _UNREADABLE)) and value != now[name]:
+            query(partial(_set, torch, name, value), None, f"restore flag {name}")

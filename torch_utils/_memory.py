@@ -8,7 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field
+from operator import sub
 from typing import Any, TypedDict
 
 from torch_utils._runtime import (
@@ -40,9 +41,6 @@ class HostMemory:
     anonymous_bytes: int = 0
     file_backed_bytes: int = 0
 
-    def __sub__(self, other: HostMemory) -> HostMemory:
-        return HostMemory(*_differences(self, other))
-
 
 @dataclass(frozen=True)
 class DeviceMemory:
@@ -60,9 +58,6 @@ class DeviceMemory:
     free_bytes: int = 0
     total_bytes: int = 0
 
-    def __sub__(self, other: DeviceMemory) -> DeviceMemory:
-        return DeviceMemory(*_differences(self, other))
-
 
 @dataclass(frozen=True)
 class MemorySnapshot:
@@ -78,14 +73,14 @@ class MemorySnapshot:
     devices: Mapping[str, DeviceMemory] = field(default_factory=dict)
 
     def __sub__(self, other: MemorySnapshot) -> MemorySnapshot:
+        def difference(left: Any, right: Any) -> Any:
+            return type(left)(*map(sub, astuple(left), astuple(right)))
+
         nothing = DeviceMemory()
         names = sorted({*self.devices, *other.devices})
-        devices = {n: self.devices.get(n, nothing) - other.devices.get(n, nothing) for n in names}
-        return MemorySnapshot(self.host - other.host, devices)
-
-
-def _differences(left: Any, right: Any) -> list[int]:
-    return [getattr(left, f.name) - getattr(right, f.name) for f in fields(left)]
+        pairs = {n: (self.devices.get(n, nothing), other.devices.get(n, nothing)) for n in names}
+        devices = {name: difference(*pair) for name, pair in pairs.items()}
+        return MemorySnapshot(difference(self.host, other.host), devices)
 
 
 def _host_memory() -> HostMemory:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from traceback import walk_tb
 from types import FrameType, FunctionType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
@@ -53,18 +54,11 @@ def _walk_chain(error: BaseException, *, contexts: bool = True) -> Iterator[Base
         if isinstance(current, BaseException) and id(current) not in seen:
             seen.add(id(current))
             yield current
-            pending += [current.__cause__, *_members(current)]
+            pending.append(current.__cause__)
+            with suppress(Exception):  # Only a group has members; a property may raise anything.
+                pending += getattr(current, "exceptions", ())
             if contexts:
                 pending.append(current.__context__)
-
-
-def _members(error: BaseException) -> list[Any]:
-    try:
-        members = getattr(error, "exceptions", None)
-    except Exception:
-        # A property of that name, in a class that is not a group, may raise anything.
-        return []
-    return list(members) if isinstance(members, (tuple, list)) else []
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
@@ -89,11 +83,8 @@ def _says_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if not isinstance(error, RuntimeError):
         return False
-    try:
-        text = " ".join(str(argument) for argument in error.args)
-    except Exception:
-        # An argument whose str() raises is not the message of an allocator.
-        return False
+    # Not str(error), which a class may override.
+    text = " ".join(argument for argument in error.args if isinstance(argument, str))
     return any(message in text for message in _RUNTIME_MESSAGES)
 
 
@@ -110,16 +101,8 @@ def clear_exception_frames(exc: BaseException) -> int:
     Returns:
         The number of frames that were cleared.
     """
-    return sum(map(_clear_frames_of, _walk_chain(exc)))
-
-
-def _clear_frames_of(error: BaseException) -> int:
-    cleared = 0
-    traceback = error.__traceback__
-    while traceback is not None:
-        cleared += clear_frame(traceback.tb_frame)
-        traceback = traceback.tb_next
-    return cleared
+    tracebacks = [error.__traceback__ for error in _walk_chain(exc)]
+    return sum(clear_frame(frame) for traceback in tracebacks for frame, _ in walk_tb(traceback))
 
 
 def clear_frame(frame: FrameType) -> bool:
@@ -225,17 +208,13 @@ def find_batch_size(
             reduce_batch_size_fn=reduce_batch_size_fn,
             factor=factor,
         )
-    if not callable(function):
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if is_generator or not callable(function):
         raise TypeError(
-            f"find_batch_size must decorate a function, got {function!r}; pass the first batch "
-            "size as starting_batch_size="
+            f"find_batch_size must decorate a function that returns its whole result, got "
+            f"{function!r}; pass the first batch size as starting_batch_size="
         )
     size = _Size(starting_batch_size, factor, reduce_batch_size_fn)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(
-            f"find_batch_size cannot repeat {function!r}, a generator function; decorate a "
-            "function that returns its whole result"
-        )
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)

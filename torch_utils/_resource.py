@@ -7,11 +7,12 @@ import sys
 import weakref
 from _thread import get_ident
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, NoReturn, TypeVar
 from warnings import warn
 
 from torch_utils._registry import QUIET_THREADS, REGISTRY, Entry
-from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
+from torch_utils._runtime import early_bound, is_shutting_down
 from torch_utils.errors import ResourceClosedError, repr_of
 
 Self = TypeVar("Self", bound="Resource")
@@ -190,15 +191,10 @@ def takes_precedence(error: BaseException, exc: BaseException | None) -> bool:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an exception; tracebacks show it from Python 3.11 on. Never raises."""
-    try:
-        if hasattr(error, "add_note"):
-            error.add_note(note)
-        else:  # Python 3.10 prints no notes; other tools may.
-            error.__dict__["__notes__"] = [*getattr(error, "__notes__", ()), note]
-    except Exception as failure:
-        # A class of the program may refuse notes; its exception must not be replaced.
-        log(DEBUG, "%s got no note: %r", type(error).__name__, failure)
+    """Add a note to an exception, from Python 3.11 on. Never raises."""
+    # Python 3.10 has no notes, and a class of the program may refuse them.
+    with suppress(Exception):
+        error.add_note(note)  # type: ignore[attr-defined,unused-ignore]
 
 
 def closes_on_error(init: I) -> I:

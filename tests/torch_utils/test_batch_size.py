@@ -187,9 +187,9 @@ async def stream(batch_size: int) -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("function", [numbers, stream, functools.partial(numbers)])
 def test_generator_functions_are_refused(function: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match=r"cannot repeat .*a generator function"):
+    with pytest.raises(TypeError, match="returns its whole result"):
         find_batch_size(function)
-    with pytest.raises(TypeError, match=r"cannot repeat .*a generator function"):
+    with pytest.raises(TypeError, match="returns its whole result"):
         find_batch_size(starting_batch_size=4)(function)
 
 

@@ -122,8 +122,3 @@ def test_device_without_torch_is_refused() -> None:
         with measuring("cpu") as result:
             pass
     assert len(result.host_s) == 1
-
-
-def test_function_must_be_passed_without_calling_it() -> None:
-    with pytest.raises(TypeError, match="pass it without calling it"):
-        measure(5)  # type: ignore[arg-type]

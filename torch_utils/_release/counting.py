@@ -26,7 +26,6 @@ from torch_utils._release.objects import (
     array_class,
     attributes_of,
     bases_of,
-    contents_of,
     dictionary_slot,
     find_in_class,
     is_among,
@@ -207,7 +206,8 @@ class Inventory:
                     parts.append(part)
                     # Only the state of an optimizer is its own, without the parameters in it.
                     is_own = label == ".state" or (is_expected and label != ".keys()")
-                    visits.append((_join(name, label), is_own if root.is_training else is_expected))
+                    full = name + label if len(name) < _LONGEST_NAME else name
+                    visits.append((full, is_own if root.is_training else is_expected))
             thing = part = None
             shared = []
             for index, count in enumerate(reference_counts(parts)):
@@ -242,7 +242,7 @@ class Inventory:
             self._add_tensor(visit.thing, visit.name, visit.is_expected)
         if kind == ARRAY:
             self._add_array(visit.thing, visit.name, visit.is_expected)
-        elif kind != TENSOR or not is_plain(self._torch, visit.thing) or contents_of(visit.thing):
+        elif kind != TENSOR or not is_plain(self._torch, visit.thing) or visit.thing.__dict__:
             pending.append(visit)
 
     def _count_whole(self, visit: _Visit, seen: set[int]) -> None:
@@ -329,10 +329,6 @@ class Inventory:
     def blocks(self) -> dict[Hashable, tuple[str, int]]:
         """Return the device and the bytes of each piece of memory that still exists, by its key."""
         return {held.key: (held.device, held.nbytes) for held in self.alive()}
-
-
-def _join(name: str, label: str) -> str:
-    return name + label if len(name) < _LONGEST_NAME else name
 
 
 def inventory_of(thing: Any) -> Inventory:

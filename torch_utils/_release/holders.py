@@ -11,6 +11,7 @@ import gc
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from traceback import walk_tb
 from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -62,6 +63,7 @@ def _quietly(function: Callable[..., None], *arguments: Any) -> None:
 
 
 def _search(inventory: Inventory, found: Holders) -> None:
+    torch: Any = whole_torch()
     things, keys_of = _what_is_alive(inventory)
     hides_variables = has_frozen()  # which looks at each object that is frozen
     known: defaultdict[int, set[int]] = defaultdict(set)  # what each referrer leads to
@@ -97,8 +99,10 @@ def _search(inventory: Inventory, found: Holders) -> None:
         for number, count in enumerate(reference_counts(things) if step == 0 else ()):
             # The garbage collector does not see variables of functions, nor autograd graphs in C++,
             # which refer to tensors.
-            if count > visible[id(things[number])] and not _is_tensor(things[number]):
-                for key in keys_of[id(things[number])]:
+            thing = things[number]
+            is_tensor = torch is not None and is_instance(thing, torch.Tensor)
+            if count > visible[id(thing)] and not is_tensor:
+                for key in keys_of[id(thing)]:
                     found[key] = found.get(key) or [RUNNING]
         things, keys_of = unnamed, keys_of_unnamed
 
@@ -173,19 +177,12 @@ def _variables_of_functions() -> Iterator[tuple[int, str]]:
             frame = frame.f_back
 
 
-def _is_tensor(thing: Any) -> bool:
-    torch: Any = whole_torch()
-    return torch is not None and is_instance(thing, torch.Tensor)
-
-
 def _clear_ended_frames(inventory: Inventory) -> None:
     keys = {held.key for held in inventory.alive()}
     for one in [each for each in gc.get_objects() if type(each) is TracebackType]:
-        traceback: TracebackType | None = one
         behind = Inventory(most_looks=1000)
         behind.count([Root(gc.get_referents(one.tb_frame), "")])
         # A graph refers to the weights in C++.
         if behind.has_graph or any(held.key in keys for held in behind.alive()):
-            while traceback is not None:
-                clear_frame(traceback.tb_frame)
-                traceback = traceback.tb_next
+            for frame, _ in walk_tb(one):
+                clear_frame(frame)

@@ -33,7 +33,6 @@ from torch_utils._registry import QUIET_THREADS, ensure_ran
 from torch_utils._release.counting import (
     OTHERS,
     TENSOR,
-    Held,
     Inventory,
     Root,
     roots_of,
@@ -280,15 +279,13 @@ class Release:
             clear_ended_frames(inventory)
         if inventory.alive():
             self._holders = find_holders(inventory)
-        unexplained = [h for h in inventory.alive() if not any(map(is_in_use, self._of(h)))]
-        is_large = sum(held.nbytes for held in unexplained) >= LEAST_BYTES
+        explained = {k for k, holders in self._holders.items() if any(map(is_in_use, holders))}
+        unexplained = [held.nbytes for held in inventory.alive() if held.key not in explained]
+        is_large = sum(unexplained) >= LEAST_BYTES
         if is_auto and (inventory.is_partial or is_large):
             gc.collect()
             if inventory.alive():
                 self._holders = find_holders(inventory)
-
-    def _of(self, held: Held) -> list[str]:
-        return self._holders.get(held.key, [])
 
     def _report(self) -> CleanupReport:
         held: dict[tuple[int | None, int, str], StillHeld] = {}
@@ -297,7 +294,8 @@ class Release:
             name = one.what if one.part is None else self.inventory.parts[one.part].name
             key = (one.part, one.key if one.part is None else 0, one.device)
             nbytes = one.nbytes + (held[key].nbytes if key in held else 0)
-            held[key] = StillHeld(name, nbytes, one.device, variables_first(self._of(one)))
+            holders = variables_first(self._holders.get(one.key, []))
+            held[key] = StillHeld(name, nbytes, one.device, holders)
         freed = {one.device: 0 for one in held.values()} | self.inventory.freed_bytes()
         return CleanupReport(
             freed_bytes=freed,

@@ -67,11 +67,12 @@ def empty_tensor(tensor: Any, name: str, trash: list[Any]) -> None:
         ) from None
     trash.append(other)
     base._backward_hooks.__set__(tensor, None)
-    contents = contents_of(tensor)
+    plain = is_plain(torch, tensor)
+    contents = tensor.__dict__ if plain else contents_of(tensor)
     if contents:
         trash.append(dict(contents))
         contents.clear()
-    if not is_plain(torch, tensor):
+    if not plain:
         _empty_slots(tensor, type(tensor), trash)
 
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 import torch
@@ -54,3 +56,24 @@ def test_freed_bytes_count_tensors_in_any_container(make: Callable[[], nn.Module
     assert report.errors == ()
     assert 0 <= report.freed_bytes["host"] - BYTES < 1000
     assert report.still_held == ()
+
+
+def test_plain_dictionaries_beside_a_tensor_are_looked_at_once() -> None:
+    """A retriever has one for each document; each may cost one call, not a walk of its own."""
+    retriever = nn.Module()
+    retriever.vectors = big()
+    retriever.documents = [{"id": str(n), "text": "a", "page": n} for n in range(10_000)]
+    calls = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        report = release(retriever, collect="never")
+    finally:
+        sys.setprofile(before)
+    assert report.freed_bytes == {"host": BYTES}
+    assert calls < 15_000
