@@ -191,10 +191,10 @@ def takes_precedence(error: BaseException, exc: BaseException | None) -> bool:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an exception, from Python 3.11 on. Never raises."""
-    # Python 3.10 has no notes, and a class of the program may refuse them.
+    """Add a note to an exception; tracebacks show it from Python 3.11 on. Never raises."""
+    # As `add_note` does, which Python 3.10 lacks. A class of the program may refuse notes.
     with suppress(Exception):
-        error.add_note(note)  # type: ignore[attr-defined,unused-ignore]
+        vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), note]
 
 
 def closes_on_error(init: I) -> I:
