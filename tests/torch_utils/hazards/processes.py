@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.torch_utils.hazards.row import UNLOADED, Row
+from tests.torch_utils.hazards.row import Row
 
 FORK = """
 import os, sys
@@ -81,7 +81,7 @@ for f in (copy.copy, copy.deepcopy, pickle.dumps):
     else:
         raise AssertionError(f)
 """
-OWN = {"own_process": True, "subjects": UNLOADED}
+OWN = {"own_process": True}
 
 PROCESSES = [
     *(Row(f"55 fork, {name}", FORK.format(code)) for name, code in FORKS.items()),
@@ -94,7 +94,6 @@ PROCESSES = [
         "58 DataLoader with persistent workers",
         LOADER,
         needs_torch=True,
-        subjects=UNLOADED,
         control=False,
     ),
     Row("59 pending task", PENDING),
@@ -102,7 +101,7 @@ PROCESSES = [
     Row(
         "60 deepcopy and pickle",
         COPIES,
-        subjects=("resource", "retriever", "model"),
+        subjects=("resource", "retriever"),
         control=False,
     ),
 ]

@@ -10,9 +10,8 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-ALL = ("resource", "scope", "host", "retriever", "model")
-LIGHT = ("resource", "scope", "host")  # They import no torch.
-UNLOADED = ALL[:4]  # All but the one that loads a model.
+ALL = ("resource", "scope", "host", "retriever")
+LIGHT = ALL[:3]  # They import no torch.
 
 TRACEBACK = r"Traceback \(most recent call last\):\n(  .*\n)+{}\n"
 # An error of a release has no caller at exit: `sys.unraisablehook` prints it, or a scope's log.
@@ -48,6 +47,11 @@ class Row:
     subjects: tuple[str, ...] = ALL
     late: bool = False
     control: bool = True
+
+    @property
+    def number(self) -> str:
+        """The number of its hazard."""
+        return self.name[:2]
 
     @property
     def program(self) -> str:

@@ -17,7 +17,7 @@ _numbers_of_scopes: dict[int, int] = {}
 _ended_scopes: list[int] = []
 
 # OpenMP's threads in torch, and the one in which a host waits for its model's keep_alive.
-if KIND in ("retriever", "model", "host") and sys.version_info >= (3, 12):
+if KIND in ("retriever", "host") and sys.version_info >= (3, 12):
     import warnings
 
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
@@ -137,22 +137,6 @@ def _retriever(action):
     return subject
 
 
-def _model(action):
-    from rag_demo import EmbeddingModel
-
-    class Subject(EmbeddingModel):
-        def _release(self, _log=log) -> None:
-            super()._release()
-            _log("released", self.number)
-            if action is not None:
-                action()
-
-    subject = Subject(os.environ["HAZARD_MODEL"], device="cpu")
-    subject.number = _next()
-    subject.load_model()
-    return subject
-
-
 class Naive:
     """The control: a destructor that imports what it needs, as most do."""
 
@@ -179,14 +163,11 @@ _MAKERS = {
     "scope": _scope,
     "host": _host,
     "retriever": _retriever,
-    "model": _model,
     "naive": Naive,
 }
 assert KIND in _MAKERS, f"unknown subject {KIND}"
-if KIND in ("resource", "scope", "host", "retriever", "model") and not os.environ.get(
-    "HAZARD_LATE"
-):
+if KIND != "naive" and not os.environ.get("HAZARD_LATE"):
     import torch_utils  # noqa: F401
-if KIND in ("retriever", "model"):
+if KIND == "retriever":
     import rag_demo  # noqa: F401
 del sys

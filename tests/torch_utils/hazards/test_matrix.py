@@ -2,41 +2,102 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.other_pythons import other_pythons
-from tests.torch_utils.hazards.matrix import CASES, CONTROLS, HERE, Case, is_slow
+from tests.support.programs import Result, run, run_forked
+from tests.torch_utils.hazards.callbacks import CALLBACKS
+from tests.torch_utils.hazards.endings import ENDINGS
+from tests.torch_utils.hazards.hosts import HOSTS
+from tests.torch_utils.hazards.order import ORDER
+from tests.torch_utils.hazards.places import PLACES
+from tests.torch_utils.hazards.processes import PROCESSES
 from tests.torch_utils.hazards.row import Row
-from tests.torch_utils.hazards.runner import NEEDS_TORCH, Runner
+from tests.torch_utils.hazards.torch_states import TORCH_STATES
+
+THEMES = [PLACES, ENDINGS, ORDER, CALLBACKS, TORCH_STATES, PROCESSES, HOSTS]
+ROWS = [row for theme in THEMES for row in theme]
+# The first row of each hazard; the others with its number are variations.
+FIRST = {row.number: row for row in reversed(ROWS)}
+PRELUDE = "from tests.torch_utils.hazards.subjects import close, is_alive, log, make\n"
+PYTHONS = {"this Python": sys.executable, **other_pythons()}
 
 
-def _params(cases: list[Case]) -> list[Any]:
+def _params() -> list[Any]:
+    """`make test` runs each hazard once, with the first of its subjects on this Python.
+
+    The other Pythons have no torch. There a resource stands for the other subjects, which are made
+    of one, but for two rows of each theme.
+    """
     found = []
-    for row, subject, version in cases:
-        marks = [pytest.mark.slow] if is_slow(row, subject, version) else []
-        if subject in NEEDS_TORCH:
-            # The programs with torch of one kind in one worker, which then imports it once.
-            marks.append(pytest.mark.xdist_group(subject))
-        name = "-".join((row.name, subject, version))
-        found.append(pytest.param(row, subject, version, id=name, marks=marks))
+    for theme in THEMES:
+        for version in PYTHONS:
+            for subject in ("resource", "scope", "host", "retriever"):
+                rows = [row for row in theme if subject in row.subjects]
+                if version != "this Python":
+                    rows = [row for row in rows if not row.needs_torch and subject != "retriever"]
+                    rows = rows if subject == "resource" else rows[:2]
+                for row in rows:
+                    is_quick = version == "this Python" and row is FIRST[row.number]
+                    is_quick = is_quick and subject == row.subjects[0]
+                    marks = [] if is_quick else [pytest.mark.slow]
+                    if row.needs_torch or subject == "retriever":
+                        # In one worker, which then imports torch once.
+                        marks.append(pytest.mark.xdist_group("hazards"))
+                    name = f"{row.name}-{subject}-{version}"
+                    found.append(pytest.param(row, subject, version, id=name, marks=marks))
     return found
 
 
-@pytest.mark.parametrize(("row", "subject", "version"), _params(CASES))
+def _run(row: Row, subject: str, python: str, log: Path) -> Result:
+    env = {"HAZARD_SUBJECT": subject, "HAZARD_LOG": str(log)}
+    env |= {"HAZARD_LATE": "1"} if row.late else {}
+    program = PRELUDE + row.program
+    if (row.needs_torch or subject == "retriever") and not (row.own_process or row.options):
+        return run_forked(program, env=env)
+    return run(program, python=python, options=row.options, env=env, as_file=True)
+
+
+def _problems(row: Row, result: Result, log: Path) -> list[str]:
+    found: list[str] = []
+    if result.returncode != row.returncode:
+        found.append(f"exit code {result.returncode}, not {row.returncode}")
+    if not re.fullmatch(row.stderr, result.stderr):
+        found.append(f"stderr does not match {row.stderr!r}")
+    lines = log.read_text().splitlines() if log.exists() else []
+    events = Counter(tuple(line.split()) for line in lines)
+    made = [key[1:] for key in events if key[0] == "made"]
+    if not made:
+        found.append("nothing was made")
+    for identity in made:
+        count = events[("released", *identity)]
+        if count != row.released:
+            found.append(f"released {count} times, not {row.released}")
+    if {key[1:] for key in events if key[0] == "released"} - set(made):
+        found.append("released in a process that did not make it")
+    if any(key[0] == "alive" and key[2] != "True" for key in events):
+        found.append("was closed before the program's own atexit callback")
+    return found
+
+
+@pytest.mark.parametrize(("row", "subject", "version"), _params())
 def test_released_exactly_once_and_silent(
-    row: Row, subject: str, version: str, runner: Runner, request: pytest.FixtureRequest
+    row: Row, subject: str, version: str, tmp_path: Path
 ) -> None:
-    if subject == "model":  # Only then: making it imports half of the installed packages.
-        runner.tiny_model = request.getfixturevalue("tiny_model")
-    python = {} if version == HERE else {"python": other_pythons()[version]}
-    outcome = runner.run(row, subject, **python)
-    assert not outcome.problems, str(outcome)
+    log = tmp_path / "log"
+    result = _run(row, subject, PYTHONS[version], log)
+    assert _problems(row, result, log) == [], f"{row.program}\n{result}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "subject", "version"), _params(CONTROLS))
-def test_naive_destructor_falls_short(row: Row, subject: str, version: str, runner: Runner) -> None:
-    outcome = runner.run(row, subject)
-    assert outcome.problems, str(outcome)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.control], ids=lambda row: row.name)
+def test_naive_destructor_falls_short(row: Row, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    result = _run(row, "naive", sys.executable, log)
+    assert _problems(row, result, log) != [], f"{row.program}\n{result}"

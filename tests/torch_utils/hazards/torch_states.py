@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from tests.torch_utils.hazards.row import LIGHT, UNLOADED, Row
+from tests.torch_utils.hazards.row import LIGHT, Row
 
 START = """
 import sys, types
@@ -108,8 +108,5 @@ TORCH_STATES = [
         subjects=LIGHT,
         control=False,
     ),
-    *(
-        Row(name, block, needs_torch=True, subjects=UNLOADED, control=False)
-        for name, block in WITH_TORCH.items()
-    ),
+    *(Row(name, block, needs_torch=True, control=False) for name, block in WITH_TORCH.items()),
 ]
