@@ -58,10 +58,6 @@ def test_explain_of_an_unknown_name_lists_the_names(
     assert all(name in output.err for name in names)
 
 
-def test_codes_of_rules_are_distinct() -> None:
-    assert len({rule.code for rule in RULES.values()}) == len(RULES)
-
-
 # The other programs take long or need torch.
 QUICK = ("import", "partial-init", "blocking-call")
 

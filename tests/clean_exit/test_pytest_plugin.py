@@ -146,20 +146,6 @@ def test_errors_of_destructors_cycles_and_threads_in_the_body_count(
 
 
 @pytest.mark.slow
-def test_resource_that_a_test_does_not_close_counts(outer: pytest.Pytester) -> None:
-    outer.makepyfile(
-        """
-        import os, pytest, sys
-
-        @pytest.mark.clean_exit(resource_warnings=True)
-        def test_open(): sys.modules['keep'] = open(os.devnull)
-        """
-    )
-    result = run(outer)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["resource-warning: *"])
-
-
 def test_suite_below_the_command_counts_the_same_errors(outer: pytest.Pytester) -> None:
     suite = IN_BODY.replace("@pytest.mark.clean_exit", "")
     path = outer.makepyfile(suite)
@@ -185,8 +171,13 @@ def test_third(): pass
     ("ends", "more", "code"),
     [
         ("os._exit(0)", "", 120),
-        ("os._exit(3)", "", 3),
-        ("os.fork() or os._exit(0)", "import os\ndef pytest_unconfigure(): os._exit(0)", 0),
+        pytest.param("os._exit(3)", "", 3, marks=pytest.mark.slow),
+        pytest.param(
+            "os.fork() or os._exit(0)",
+            "import os\ndef pytest_unconfigure(): os._exit(0)",
+            0,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_session_that_a_test_ends_counts(
@@ -198,27 +189,6 @@ def test_session_that_a_test_ends_counts(
     done = run_command(command, cwd=outer.path)
     assert done.returncode == code, done.stderr
     assert ("unfinished-tests" in done.stderr) == (code != 0)
-
-
-def test_fixtures_of_a_marked_test_run_only_in_the_inner_pytest(outer: pytest.Pytester) -> None:
-    outer.makepyfile(
-        """
-        import os, pytest
-        from pathlib import Path
-
-        @pytest.fixture(autouse=True)
-        def note():
-            with Path("pids").open("a") as file: file.write(f"{os.getpid()}\\n")
-
-        @pytest.mark.clean_exit
-        def test_one(): pass
-
-        def test_two():
-            pids = Path("pids").read_text().split()
-            assert len(pids) == 2 and pids[0] != pids[1] and int(pids[1]) == os.getpid()
-        """
-    )
-    run(outer).assert_outcomes(passed=2)
 
 
 def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester) -> None:
@@ -235,6 +205,11 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
             child = [sys.executable, "-c", "import os; os.abort()"]
             assert subprocess.run(child).returncode < 0
 
+        @pytest.mark.clean_exit(resource_warnings=True)
+        def test_open():
+            import os, sys
+            sys.modules["keep"] = open(os.devnull)
+
         @pytest.mark.clean_exit(tiemout_s=2)
         def test_unknown(): raise SystemError
 
@@ -246,7 +221,8 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
         """
     )
     result = run(outer)
-    result.assert_outcomes(passed=2, failed=3)
+    result.assert_outcomes(passed=2, failed=4)
+    result.stdout.fnmatch_lines(["resource-warning: *"])
     there_are = "the options are children, ignore, max_shutdown_s, resource_warnings, timeout_s"
     for message in (
         f"the marker clean_exit has no option 'tiemout_s'; {there_are}",
@@ -375,6 +351,7 @@ def test_inner_pytest_has_the_options_of_the_session(
     run(outer, *options[1:]).assert_outcomes(skipped=2)
 
 
+@pytest.mark.slow
 def test_test_runs_although_a_plugin_of_the_session_selects_others(outer: pytest.Pytester) -> None:
     """As pytest-split does with one group of the tests."""
     outer.makeconftest(
@@ -395,7 +372,12 @@ def test_test_runs_although_a_plugin_of_the_session_selects_others(outer: pytest
 def test_reports_and_folders_of_the_session_are_left_alone(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         """
-        import logging, pytest
+        import logging, os, pytest
+        from pathlib import Path
+
+        @pytest.fixture(autouse=True)
+        def note():
+            with Path("pids").open("a") as file: file.write(f"{os.getpid()}\\n")
 
         def test_before(tmp_path):
             (tmp_path / "kept").touch()
@@ -403,13 +385,17 @@ def test_reports_and_folders_of_the_session_are_left_alone(outer: pytest.Pyteste
 
         @pytest.mark.clean_exit
         def test_marked(tmp_path): pass
+
+        def test_fixtures_of_a_marked_test_run_only_in_the_inner_pytest():
+            first, marked, last = map(int, Path("pids").read_text().split())
+            assert first == last == os.getpid() != marked
         """
     )
     options = ["--basetemp=folder", "--log-file=log", "--junitxml=j.xml", "--lf", "--cache-clear"]
-    run(outer, *options).assert_outcomes(passed=2)
+    run(outer, *options).assert_outcomes(passed=3)
     assert list(outer.path.glob("folder/*/kept"))
     assert "before" in (outer.path / "log").read_text()
-    assert ElementTree.parse(outer.path / "j.xml").getroot()[0].get("tests") == "2"
+    assert ElementTree.parse(outer.path / "j.xml").getroot()[0].get("tests") == "3"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from clean_exit import check
 
 MANY = """
 class A:
-    def __del__(self): raise ValueError("the driver is gone{}")
+    def __del__(self): raise ValueError("the driver is gone")
 for number in range(2000): A()
 """
 INHERITED = """
@@ -93,14 +93,12 @@ def test_crashed_python_child_is_reported_with_its_stack() -> None:
             assert "most recent call first" in finding.evidence
 
 
-@pytest.mark.parametrize("differs", ["", "' + str(number) + '"])
-def test_equal_errors_are_counted(differs: str) -> None:
-    source = MANY.format(differs).replace('"', "'")
-    report = check(["-c", source])
+def test_equal_errors_are_counted() -> None:
+    report = check(["-c", MANY])
     assert {finding.id for finding in report.findings} == {"unraisable"}
     assert len(report.findings) == 20
     other = "\nclass B:\n    def __del__(self): raise KeyError\nB()"
-    report = check(["-c", source + other], ignore=["the driver is gone"])
+    report = check(["-c", MANY + other], ignore=["the driver is gone"])
     assert [finding.summary for finding in report.findings] == ["KeyError in B.__del__()"]
 
 

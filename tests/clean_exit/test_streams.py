@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -37,18 +36,12 @@ def test_make_finds_its_job_server(tmp_path: Path) -> None:
     assert sorted(done.stdout.split()) == ["one", "two"]
 
 
-@pytest.mark.parametrize(
-    "closed",
-    ["<&- >&- 2>&-", *(pytest.param(c, marks=pytest.mark.slow) for c in ("<&-", ">&-", "2>&-"))],
-)
-def test_closed_standard_files_become_dev_null(closed: str) -> None:
+def test_closed_standard_files_become_dev_null() -> None:
+    closed = "<&- >&- 2>&-"
     look = "for n in 0 1; do file=$(readlink /proc/$$/fd/$n); echo $file >&9; done; exit 3"
     done = shell(f"exec 9>&1; CHECKER sh -c {look!r} {closed} 9>&9", stdin=subprocess.PIPE)
     assert done.returncode == 3
-    where = done.stdout.splitlines()
-    for number, operator in enumerate(("<&-", ">&-")):
-        is_closed = operator in closed.split()
-        assert (where[number] == "/dev/null") == is_closed, (where, done.stderr)
+    assert done.stdout.splitlines() == ["/dev/null"] * 2
     noisy = " ".join(CHECKER)  # The report cannot be written.
     assert shell(f"{noisy} -- sh -c 'exit 3' {closed}").returncode == 3
 
@@ -81,13 +74,6 @@ def test_stderr_passes_through_at_once() -> None:
         assert process.stderr.readline() == "first\n"
         process.stdin.close()
         assert "clean exit; the program's exit code is 0 (took " in process.stderr.read()
-
-
-def test_stop_when_makes_python_unbuffered() -> None:
-    code = "import time\nprint('listening')\ntime.sleep(60)"
-    options = ["--stop-signal", "TERM", "--stop-when", "listening", "--timeout", "50"]
-    done = run_command([*CHECKER, *options, "--", sys.executable, "-c", code])
-    assert (done.returncode, done.stdout) == (0, "listening\n"), done.stderr
 
 
 def test_stop_when_matches_a_line_that_comes_in_parts() -> None:

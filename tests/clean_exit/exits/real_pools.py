@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.clean_exit.exits.real_programs import DIRTY, PYTHON, Program, dirty
+from tests.clean_exit.exits.real_programs import PYTHON, Program, dirty
 
 SLOW_SHUTDOWN = {"max_shutdown_s": 30}
 
@@ -23,11 +23,10 @@ def double(x):
 
 if __name__ == "__main__":
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None,
-                      {where}) as cluster:
+                      host='127.0.0.1') as cluster:
         with Client(cluster) as client:
             assert client.gather(client.map(double, range(4))) == [0, 2, 4, 6]
 """
-WHERE = {"processes": "host='127.0.0.1'", "threads": "processes=False"}
 RAY = """
 import ray
 for tries_left in reversed(range(5)):
@@ -50,7 +49,7 @@ def double(x):
     return 2 * x
 
 if __name__ == "__main__":
-    assert Parallel(n_jobs=2, backend="{backend}")(delayed(double)(n) for n in range(4))[3] == 6
+    assert Parallel(n_jobs=2)(delayed(double)(n) for n in range(4))[3] == 6
 """
 LOADER = """
 import torch
@@ -62,7 +61,7 @@ class Numbers(Dataset):
 
 if __name__ == "__main__":
     loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context="{method}",
-                        persistent_workers={persistent})
+                        persistent_workers=True)
     assert sum(int(batch.sum()) for batch in loader) == 28
 """
 GROUP = """
@@ -80,15 +79,6 @@ def work(rank=None, size=None, port=None):
 DESTROY = "dist.destroy_process_group()"
 TORCHRUN_MAIN = "\nif __name__ == '__main__':\n    work()\n"
 TORCHRUN = ("torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
-ACCELERATE = """
-from accelerate import Accelerator
-accelerator = Accelerator(cpu=True)
-accelerator.wait_for_everyone()
-{end}
-"""
-LAUNCH = ("accelerate", "launch", "--cpu", "--num_processes", "1", "--num_machines", "1",
-          "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_ip", "127.0.0.1",
-          "--main_process_port", "0")  # fmt: skip
 POOL = """
 import os
 from sentence_transformers import SentenceTransformer
@@ -108,26 +98,13 @@ def launched(group: str, name: str, command: tuple[str, ...], source: str, **mor
 
 
 POOLS = [
-    *(
-        script("dask", name, DASK.format(where=where), "distributed", options=SLOW_SHUTDOWN)
-        for name, where in WHERE.items()
-    ),
-    script("ray", "shutdown", RAY + "ray.shutdown()\n", options=SLOW_SHUTDOWN),
+    script("dask", "processes", DASK, "distributed", options=SLOW_SHUTDOWN),
     script("ray", "left-to-atexit", RAY, options=SLOW_SHUTDOWN),
+    script("joblib", "loky", JOBLIB),
     *(
-        script("joblib", backend, JOBLIB.format(backend=backend))
-        for backend in ("loky", "multiprocessing", "threading")
-    ),
-    *(
-        script(
-            "DataLoader",
-            f"{method}-{name}",
-            LOADER.format(method=method, persistent=persistent),
-            "torch",
-        )
+        script("DataLoader", method, LOADER.format(method=method), "torch")
         for method in ("fork", "spawn", "forkserver")
         # Abandoned iterators are not among them: torch's handler of SIGCHLD races with the end.
-        for name, persistent in (("all", False), ("persistent", True))
     ),
     launched("torchrun", "destroyed", TORCHRUN, GROUP.format(end=DESTROY) + TORCHRUN_MAIN),
     launched(
@@ -136,14 +113,6 @@ POOLS = [
         TORCHRUN,
         GROUP.format(end="") + TORCHRUN_MAIN,
         **dirty("process-group-not-destroyed"),
-    ),
-    launched("accelerate", "ended", LAUNCH, ACCELERATE.format(end="accelerator.end_training()")),
-    launched(
-        "accelerate",
-        "dirty-program",
-        LAUNCH,
-        DIRTY + ACCELERATE.format(end="held = Held()"),
-        **dirty("unraisable"),
     ),
     script(
         "sentence-transformers",

@@ -1,4 +1,4 @@
-"""Servers: uvicorn, gunicorn, celery, flask. On loopback, at any free port."""
+"""Servers: uvicorn, gunicorn, celery. On loopback, at any free port."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ UVICORN = [
     uvicorn("term", options=TERM),
     uvicorn("int", options=INT),
     uvicorn("workers-term", "--workers", "2", options=TERM),
-    uvicorn("reload-term", "--reload", options=TERM),
     uvicorn("dirty-destructor", app=ASGI + DIRTY + HELD, options=INT, **dirty("unraisable")),
-    uvicorn("dirty-lifespan", app=DIRTY_ASGI, options=TERM, **dirty("unraisable")),
     uvicorn(
         "dirty-in-workers",
         *("--workers", "2"),
@@ -57,9 +55,7 @@ def gunicorn(name: str, *options: str, app: str = WSGI, **more: Any) -> Program:
 
 
 GUNICORN = [
-    gunicorn("term", options=TERM),
     gunicorn("workers-term", "-w", "2", options=TERM),
-    gunicorn("reload-term", "--reload", options=TERM),
     gunicorn("dirty-in-worker", app=WSGI + DIRTY + AT_EXIT, options=TERM, **dirty("atexit-error")),
 ]
 
@@ -78,7 +74,6 @@ def celery(name: str, pool: str, app: str = CELERY_APP, **more: Any) -> Program:
 
 CELERY = [
     celery("prefork-term", "prefork", options=TERM),
-    celery("prefork-int", "prefork", options=INT, exit_code=1),  # what it says without a checker
     celery("threads-term", "threads", options=TERM),
     celery(
         "dirty-atexit",
@@ -89,25 +84,4 @@ CELERY = [
     ),
 ]
 
-# It says that it runs before it does, and takes an interrupt in between for an abort.
-FLASK_APP = """
-from flask import Flask
-import werkzeug.serving
-app = Flask(__name__)
-werkzeug.serving.BaseWSGIServer.service_actions = lambda self: print("it serves", flush=True)
-"""
-
-
-def flask(name: str, *options: str, app: str = FLASK_APP, **more: Any) -> Program:
-    command = ("flask", "--app", "app", "run", "--host", "127.0.0.1", "--port", "0", *options)
-    more["options"] = {**more["options"], "stop_when": "it serves"}
-    return Program("flask", name, command, {"app.py": app}, modules=("flask",), **more)
-
-
-FLASK = [
-    flask("int", options=INT),
-    flask("term", options=TERM),
-    flask("dirty-atexit", app=FLASK_APP + DIRTY + AT_EXIT, options=INT, **dirty("atexit-error")),
-]
-
-SERVERS = [*UVICORN, *GUNICORN, *CELERY, *FLASK]
+SERVERS = [*UVICORN, *GUNICORN, *CELERY]

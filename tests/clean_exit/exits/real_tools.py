@@ -42,15 +42,10 @@ THREE = {
     "clean": "print('three')\n",
     "dirty": AT_EXIT,
 }
-NODE = "const { Worker } = require('worker_threads'); %s"
 
 TOOLS = [
-    Program("jupyter nbconvert", "clean", NBCONVERT, {"in.ipynb": notebook("1 + 1")},
-            modules=JUPYTER, options={"max_shutdown_s": 30}),
     Program("jupyter nbconvert", "dirty-kernel", NBCONVERT, {"in.ipynb": notebook(LEAVES)},
             modules=JUPYTER, options={"max_shutdown_s": 30}, **dirty("orphan-process")),
-    Program("coverage", "subprocess", COVERAGE,
-            {"main.py": SUBPROCESS, "other.py": "print(1)", "rc": RC}, modules=("coverage",)),
     Program("coverage", "dirty-subprocess", COVERAGE,
             {"main.py": SUBPROCESS, "other.py": AT_EXIT, "rc": RC}, modules=("coverage",),
             **dirty("atexit-error")),
@@ -60,9 +55,6 @@ TOOLS = [
                 **({} if name == "clean" else dirty("atexit-error")))
         for name, source in THREE.items()
     ),
-    Program("make", "fails", ("make", "-j", "2"), {"Makefile": "all:\n\texit 3\n"}, exit_code=2),
-    Program("node", "clean", ("node", "main.js"), {"main.js": NODE % "console.log(1)"}),
-    Program("node", "code", ("node", "main.js"), {"main.js": "process.exit(3)"}, exit_code=3),
     Program("node", "aborts", ("node", "main.js"), {"main.js": "process.abort()"},
             findings=frozenset({"crash"}), exit_code=134),
     Program("node", "leaves-a-child", ("node", "main.js"),

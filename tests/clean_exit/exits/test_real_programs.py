@@ -14,18 +14,7 @@ from tests.clean_exit.exits.real_servers import SERVERS
 from tests.clean_exit.exits.real_tools import TOOLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.real]
-GROUPS = {
-    *("uvicorn", "gunicorn", "celery", "flask", "dask", "ray", "joblib"),
-    *("DataLoader", "torchrun", "accelerate", "sentence-transformers"),
-    *("jupyter nbconvert", "coverage", "make", "node"),
-}
 PROGRAMS = [*SERVERS, *POOLS, *TOOLS]
-
-
-def test_every_group_has_programs() -> None:
-    """And no two programs the same name."""
-    assert {program.group for program in PROGRAMS} == GROUPS
-    assert len({str(program) for program in PROGRAMS}) == len(PROGRAMS)
 
 
 @pytest.fixture(autouse=True)
