@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.clean_exit import check
-from tests.support.programs import IMPORT_PATH
+from tests.support.programs import IMPORT_PATH, assert_clean, run_forked
 from torch_utils import Resource, SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
 
@@ -236,3 +236,51 @@ def test_server_that_is_interrupted_releases_its_models_once(again: str, tmp_pat
     )
     assert report.stdout == "released newer\nreleased older\n", report.stderr
     assert report.clean or again, f"{report}\n{report.stderr}"
+
+
+UNLOADS = """
+from pathlib import Path
+import torch
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
+from torch_utils import ModelHost
+from torch_utils.fastapi import lifespan
+
+def load():
+    return torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(15)])
+
+def anonymous_mb():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) / 1000
+
+@lifespan
+async def models(app, scope):
+    yield {"host": scope.manage(ModelHost(load))}
+
+app = FastAPI(lifespan=models)
+
+@app.post("/rate")
+async def rate(request: Request) -> list[int]:
+    return await request.state.host.call(lambda model: model(torch.ones(2, 1000)).shape)
+
+@app.post("/unload")
+def unload(request: Request) -> float:
+    return request.state.host.unload().freed_bytes["host"] / 1e6
+
+with TestClient(app) as client:
+    for use in range(4):
+        assert client.post("/rate").json() == [2, 1000]
+        loaded_mb = anonymous_mb()
+        assert client.post("/unload").json() > 59
+        unloaded_mb = anonymous_mb()
+        assert loaded_mb - unloaded_mb > 50, (loaded_mb, unloaded_mb)
+        if use == 0:  # It imports, and starts threads.
+            before_mb = unloaded_mb
+        assert unloaded_mb - before_mb < 10, (unloaded_mb, before_mb)
+"""
+
+
+def test_service_gives_its_memory_back_at_each_unload() -> None:
+    for module in ("fastapi", "httpx"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    assert_clean(run_forked(UNLOADS, quick_end=True))

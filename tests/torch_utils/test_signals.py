@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.programs import assert_clean, run
+from tests.support.clean_exit import check
+from tests.support.programs import IMPORT_PATH, assert_clean, run
 from tests.support.threads import errors_in_threads
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
 
@@ -32,7 +35,9 @@ def wait_until_ended():
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", *(pytest.param(n, marks=pytest.mark.slow) for n in ("SIGINT", "SIGHUP"))]
+)
 def test_signal_ends_blocks_runs_atexit_and_closes_resources(name: str) -> None:
     result = run(
         PRELUDE
@@ -214,3 +219,52 @@ def test_event_loop_receives_deferred_signal_once() -> None:
     """)
     assert_clean(result)
     assert result.stdout == "[1]\n"
+
+
+IN_A_CALL = """
+import signal, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from torch_utils import ModelHost, exit_on_signals
+
+begun, stopping = Path("begun"), Path("stopping")
+
+class Doubler:
+    def compute(self, number):
+        begun.touch()
+        while not stopping.exists():
+            time.sleep(0.01)
+        return number * 2
+
+    def close(self):
+        print("closed", flush=True)
+
+def answer(host):
+    with host.lease() as model:
+        print("answer", model.compute(21), flush=True)
+
+if __name__ == "__main__":
+    exit_on_signals(signal.SIGTERM, signal.SIGINT)
+    with ModelHost(Doubler, isolation=sys.argv[2]) as host, ThreadPoolExecutor(1) as workers:
+        call = workers.submit(answer, host)
+        while not begun.exists():
+            time.sleep(0.01)
+        try:
+            signal.raise_signal(getattr(signal, sys.argv[1]))
+        finally:
+            stopping.touch()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_call_gets_its_answer_before_a_signal_ends_the_program(
+    isolation: str, name: str, tmp_path: Path
+) -> None:
+    """The model is closed once, and no process remains."""
+    (tmp_path / "program.py").write_text(IN_A_CALL)
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    report = check(["program.py", name, isolation], cwd=tmp_path, env=env, max_shutdown_s=120)
+    assert report.returncode == 128 + getattr(signal, name), report.stderr
+    assert report.stdout == "answer 42\nclosed\n", report.stderr
+    assert report.clean, f"{report}\n{report.stderr}"
