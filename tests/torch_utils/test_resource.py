@@ -158,12 +158,11 @@ def test_close_raises_error_of_release_and_is_closed(end: str, kind: type[BaseEx
     assert (resource.closed, resource.released) == (True, 1)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("end", ["with", "async with"])
-def test_end_of_the_program_wins_over_the_block(end: str, kind: type[BaseException]) -> None:
+def test_end_of_the_program_wins_over_the_block(end: str) -> None:
     error = KeyError("mine")
-    with pytest.raises(kind) as caught:
-        ENDS[end](failing(kind("no")), error)
+    with pytest.raises(SystemExit) as caught:
+        ENDS[end](failing(SystemExit("no")), error)
     assert caught.value.__context__ is error
 
 
@@ -179,15 +178,10 @@ def test_exception_of_the_block_wins_with_a_note(end: str) -> None:
     assert (resource.closed, resource.released) == (True, 1)
 
 
-def test_release_must_be_overridden() -> None:
-    class Empty(Resource):
-        pass
-
+def test_class_must_override_release_and_not_close() -> None:
     with pytest.raises(TypeError, match=r"Empty must override _release\(\)"):
-        Empty()
+        type("Empty", (Resource,), {})()
 
-
-def test_overridden_close_is_refused() -> None:
     def close(self: Any) -> None: ...
 
     mixin = type("Mixin", (), {"close": close})

@@ -37,19 +37,6 @@ TWICE = {
         close(x)
         close(x)
     """,
-    "47 closed from two threads": """
-        import threading, time
-        x = make(lambda: time.sleep(0.1))
-        ts = [threading.Thread(target=close, args=(x,)) for _ in range(2)]
-        [t.start() for t in ts]
-        [t.join() for t in ts]
-    """,
-    "47 closed by a signal handler": """
-        import os, signal
-        x = make(lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        signal.signal(signal.SIGUSR1, lambda *a: close(x))
-        close(x)
-    """,
     "48 closed, then dropped": """
         import gc
         x = make()
@@ -78,7 +65,6 @@ CALLBACKS = [
         for error in ("SystemExit", "KeyboardInterrupt")
     ),
     Row("44 -W error", "x = make()", options=("-W", "error")),
-    Row("44 -W error, closed", "x = make()\nclose(x)\ndel x", options=("-W", "error")),
     Row("45 gc while a lock is held", WITH_A_LOCK, control=False),
     Row(
         "46 fails while an exception is in flight",

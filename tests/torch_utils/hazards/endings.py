@@ -36,12 +36,10 @@ JOIN = (
 )
 TERMINATED = """
 import os, signal, time
-{}
 x = make()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(5)
 """
-EXIT_ON_SIGNALS = "from torch_utils import exit_on_signals\nexit_on_signals()"
 ZERO = "ZeroDivisionError: division by zero"
 IN_ATEXIT = r"(Exception ignored in atexit callback.*\n|Error in atexit.*\n)"
 UNCAUGHT: dict[str, int] = {"released": 0, "control": False}
@@ -51,8 +49,7 @@ ENDINGS = [
     Row("27 sys.exit(3)", "import sys\nx = make()\nsys.exit(3)", 3),
     Row("28 SIGINT in main", INTERRUPTED, -2, TRACEBACK.format("KeyboardInterrupt")),
     Row("29 SIGINT while joining", WHILE_JOINING, stderr=JOIN),
-    Row("30 SIGTERM, default", TERMINATED.format(""), -15, **UNCAUGHT),
-    Row("30 SIGTERM, exit_on_signals", TERMINATED.format(EXIT_ON_SIGNALS), 143),
+    Row("30 SIGTERM, default", TERMINATED, -15, **UNCAUGHT),
     Row("30 os._exit", "import os\nx = make()\nos._exit(4)", 4, **UNCAUGHT),
     Row(
         "31 crash in atexit",

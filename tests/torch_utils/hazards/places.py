@@ -147,7 +147,6 @@ ON_A_TENSOR = "import torch\nt = torch.ones(1)\nt.x = make()"
 
 PLACES = [
     Row("01 main global", "x = make()"),
-    Row("02 underscore global", "_x = make()"),
     *(
         Row(f"{number} {name}", f"import {name}\n{name}.x = make()", needs_torch="torch" in name)
         for number, name in MODULES.items()

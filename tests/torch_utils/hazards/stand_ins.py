@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 
@@ -25,10 +24,3 @@ def check(_t=torch_utils) -> None:
     assert _t.get_optimal_device() == "cpu"
     assert _t.safe_cuda_empty_cache() is False
     assert not _t.get_device_info()["cuda_available"]
-
-
-class ProcessModel:
-    """A model that says which process it lives in."""
-
-    def pid(self) -> int:
-        return os.getpid()

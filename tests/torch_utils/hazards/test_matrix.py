@@ -76,7 +76,8 @@ def _problems(row: Row, result: Result, log: Path) -> list[str]:
     if not made:
         found.append("nothing was made")
     for identity in made:
-        count = events[("released", *identity)]
+        released = ("released", *identity)
+        count = events[released]
         if count != row.released:
             found.append(f"released {count} times, not {row.released}")
     if {key[1:] for key in events if key[0] == "released"} - set(made):

@@ -31,16 +31,6 @@ torch.version.cuda = "13.0"
 torch.cuda._is_compiled = lambda: True
 from tests.torch_utils.hazards.stand_ins import check
 """
-NO_IMPORT = """
-import sys
-def check():
-    assert "torch" not in sys.modules
-x = make(check)
-import atexit, torch_utils
-atexit.register(torch_utils.safe_cuda_empty_cache)
-atexit.register(torch_utils.release)
-atexit.register(check)
-"""
 WITH_TORCH = {
     "51 cleanup initialises no device": """
         import torch
@@ -98,13 +88,6 @@ TORCH_STATES = [
         "50 CUDA build without a driver",
         WITHOUT_DRIVER + CHECKS,
         needs_torch=True,
-        subjects=LIGHT,
-        control=False,
-    ),
-    Row(
-        "51 cleanup imports no torch",
-        NO_IMPORT,
-        own_process=True,
         subjects=LIGHT,
         control=False,
     ),

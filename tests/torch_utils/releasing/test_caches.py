@@ -65,23 +65,6 @@ PROGRAMS = {
         release([], collect="full")
         assert log.count("emptied") == 1, "the control: one call empties the caches of all devices"
     """,
-    "the heap is trimmed only if much was freed": """
-        import ctypes
-        load = ctypes.CDLL
-        ctypes.CDLL = lambda name: log.append("trim") or load(name)
-        release(torch.ones(1000))
-        release(torch.ones(1_000_000), trim_host=False)
-        assert log == []
-        release(torch.ones(1_000_000))
-        assert log == ["trim"]
-    """,
-    "the heap is trimmed after weights from a mapped file": """
-        import ctypes, mmap
-        load = ctypes.CDLL
-        ctypes.CDLL = lambda name: log.append("trim") or load(name)
-        release(torch.frombuffer(mmap.mmap(-1, 4_000_000), dtype=torch.float32))
-        assert set(log) == {"trim"}  # It also asks whether the file is still mapped.
-    """,
     "nothing during a capture": """
         torch._C._cuda_hasPrimaryContext = lambda index: index == 1
         torch.cuda.memory_stats = lambda *arguments: {}

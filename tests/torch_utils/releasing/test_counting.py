@@ -10,10 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import FrameType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from tests.support.programs import assert_clean, run
 from torch_utils import release
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
@@ -47,10 +49,7 @@ def in_attribute_of_a_parameter() -> nn.Module:
     return module
 
 
-PLACES = [in_slot, in_nested_containers, in_attribute_of_a_parameter]
-
-
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", [in_slot, in_nested_containers, in_attribute_of_a_parameter])
 def test_freed_bytes_count_tensors_in_any_container(make: Callable[[], nn.Module]) -> None:
     report = release(make())
     assert report.errors == ()
@@ -77,3 +76,43 @@ def test_plain_dictionaries_beside_a_tensor_are_looked_at_once() -> None:
         sys.setprofile(before)
     assert report.freed_bytes == {"host": BYTES}
     assert calls < 15_000
+
+
+def test_arrays_in_attributes_are_counted() -> None:
+    class Index:
+        def __init__(self) -> None:
+            self.vectors = {"mean": np.ones(1000), "all": [np.ones(2000)]}
+            self.view = self.vectors["mean"][5:]
+
+    assert release(Index()).freed_bytes == {"host": 24_000}
+    kept, index = np.ones(1000), Index()
+    index.kept = kept
+    report = release(index)
+    assert (report.freed_bytes, report.still_held_bytes) == ({"host": 24_000}, 8000)
+    assert kept.sum() == 1000
+
+
+def test_release_without_torch_clears_ended_frames() -> None:
+    """A retriever may hold arrays only, in a program that never imports torch."""
+    program = """
+    import sys
+    import numpy as np
+    from torch_utils import release
+
+    class Part:
+        def __init__(self): self.vectors = np.ones(500_000)
+        def search(self): raise ValueError(self.vectors.sum())
+
+    class Index:
+        def __init__(self): self.part = Part()
+
+    index, kept = Index(), None
+    try:
+        index.part.search()
+    except ValueError as error:
+        kept = error
+    report = release(index)
+    assert (report.freed_bytes, report.still_held, report.errors) == ({"host": 4_000_000}, (), ())
+    assert "torch" not in sys.modules
+    """
+    assert_clean(run(program))

@@ -65,9 +65,14 @@ HOLDERS: dict[str, tuple[Callable[[nn.Parameter], Any], str]] = {
 def test_holders_are_named() -> None:
     model = nn.ModuleDict({kind: nn.Linear(8, 8, bias=False) for kind in HOLDERS})
     KEPT.update({kind: make(model[kind].weight) for kind, (make, _) in HOLDERS.items()})
-    report = release(model)
-    named = {held.what.split(".")[1]: held.holders for held in report.still_held}
+    large, small = torch.ones(100), torch.ones(2)
+    KEPT["large"], KEPT["small"] = in_an_object(large[1:]), small[1:]
+    report = release(model, large, small)
+    named = {h.what.split(".")[1]: h.holders for h in report.still_held if "." in h.what}
     assert named == {kind: (name,) for kind, (_, name) in HOLDERS.items()}
+    first, *_, last = report.still_held
+    assert (first.nbytes, last.nbytes) == (400, 8), "what a variable holds comes first in the text"
+    assert f"held by {VARIABLE}; pass it too" in str(report)
 
 
 def test_variables_of_modules_are_named_after_gc_freeze() -> None:
@@ -113,11 +118,3 @@ def test_local_variables_are_named_or_guessed() -> None:
     storages = weak(my_layer)
     del my_layer
     assert gone(storages), "the search keeps nothing alive"
-
-
-def test_report_starts_with_storage_held_by_a_variable() -> None:
-    large, small = torch.ones(100), torch.ones(2)
-    KEPT["object"], KEPT["view"] = in_an_object(large[1:]), small[1:]
-    report = release(large, small)
-    assert [held.nbytes for held in report.still_held] == [400, 8]
-    assert f"(8 B on host), held by {VARIABLE}; pass it too" in str(report)

@@ -1,7 +1,6 @@
 """release runs no code of the program but `close()` and destructors, and changes nothing else.
 
-Neither when it understands, counts and gives up objects nor when it searches for holders. The
-controls show what asking in the ordinary way would run.
+Neither when it understands, counts and gives up objects nor when it searches for holders.
 """
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
@@ -11,7 +10,6 @@ controls show what asking in the ordinary way would run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -137,24 +135,10 @@ def test_search_for_holders_runs_no_code_of_the_holder() -> None:
     assert ("a CuriousSlots",) in holders
 
 
-@pytest.mark.parametrize("place", ["modules", *PLACES])
-def test_release_runs_no_code_of_the_object(place: str) -> None:
-    make = PLACES.get(place, lambda tensor: nn.Sequential(Layer(), Layer()))
-    thing = make(torch.ones(50))
-    ASKED.clear()
-    assert release(thing).errors == ()
-    assert ASKED == []
-
-
-def test_control_ordinary_access_runs_code() -> None:
-    tensor = torch.ones(3).as_subclass(CuriousTensor)
-    for ask in (
-        *(partial(use, CuriousObject()) for use in (hash, len, iter, repr)),
-        lambda: isinstance(CuriousObject(), dict),
-        lambda: CuriousObject in {1: 2},
-        lambda: CuriousObject in (int,),
-        lambda: tensor.is_leaf,
-    ):
+def test_release_runs_no_code_of_the_object() -> None:
+    things = [make(torch.ones(50)) for make in PLACES.values()]
+    things.append(nn.Sequential(Layer(), Layer()))
+    for thing in things:
         ASKED.clear()
-        ask()
-        assert ASKED, ask
+        assert release(thing).errors == ()
+        assert ASKED == []

@@ -5,15 +5,10 @@ Each program runs by itself, because a failure may be a crash.
 
 from __future__ import annotations
 
-import textwrap
-
-import pytest
-
 from tests.support.programs import assert_clean, run_forked
 
 PRELUDE = """
 import threading, time
-import numpy as np
 import torch
 from torch_utils import release
 
@@ -29,54 +24,48 @@ def wait_until_busy(thread):
         time.sleep(0.001)
 """
 
-PROGRAMS = {
-    "a function at work in a thread": """
-        torch.set_num_threads(1)
-        tensor = torch.rand(5_000_000)
-        expected = torch.lgamma(tensor)
-        found = []
-        thread = threading.Thread(target=lambda: found.append(torch.lgamma(tensor)))
-        thread.start()
-        wait_until_busy(thread)
-        release(tensor)
-        kept = overwrite()
-        thread.join()
-        assert torch.equal(found[0], expected)
-    """,
-    "a gradient of one element": """
-        weight = torch.ones(1, requires_grad=True)
-        inputs = torch.ones(1, requires_grad=True)
-        loss = (inputs * weight).sum()
-        release(weight)
-        loss.backward()
-        assert inputs.grad.tolist() == [1.0], inputs.grad
-    """,
-    "a pending collective": """
-        import torch.distributed as dist
-        store = dist.HashStore()
-        group = dist.ProcessGroupGloo(store, 0, 1)
-        tensor = torch.ones(20_000_000)
-        other = tensor.numpy()
-        work = group.allreduce([tensor])
-        release(tensor)
-        del other
-        kept = overwrite()
-        work.wait()
-    """,
-    "a numpy view": """
-        tensor = torch.ones(1_000_000)
-        other = tensor.numpy()[10:]
-        release(tensor)
-        kept = overwrite()
-        assert other.min() == other.max() == 1
-    """,
-}
+SHARERS = """
+# A function at work in a thread.
+torch.set_num_threads(1)
+tensor = torch.rand(5_000_000)
+expected = torch.lgamma(tensor)
+found = []
+thread = threading.Thread(target=lambda: found.append(torch.lgamma(tensor)))
+thread.start()
+wait_until_busy(thread)
+release(tensor)
+kept = overwrite()
+thread.join()
+assert torch.equal(found[0], expected)
+
+# A gradient of one element.
+weight = torch.ones(1, requires_grad=True)
+inputs = torch.ones(1, requires_grad=True)
+loss = (inputs * weight).sum()
+release(weight)
+loss.backward()
+assert inputs.grad.tolist() == [1.0], inputs.grad
+
+# A pending collective.
+import torch.distributed as dist
+group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+tensor = torch.ones(20_000_000)
+work = group.allreduce([tensor])
+release(tensor)
+kept = overwrite()
+work.wait()
+
+# A numpy view.
+tensor = torch.ones(1_000_000)
+other = tensor.numpy()[10:]
+release(tensor)
+kept = overwrite()
+assert other.min() == other.max() == 1
+"""
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_live_sharers_stay_correct(name: str) -> None:
-    program = PRELUDE + textwrap.dedent(PROGRAMS[name])
-    assert_clean(run_forked(program, quick_end=True))
+def test_what_shares_memory_with_a_released_tensor_stays_correct() -> None:
+    assert_clean(run_forked(PRELUDE + SHARERS, quick_end=True))
 
 
 def test_output_of_compiled_cuda_graph_stays() -> None:
