@@ -281,6 +281,7 @@ def test_failing_subtest_fails_the_session(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         """
         import pytest, unittest
+        @pytest.mark.clean_exit
         class TestOld(unittest.TestCase):
             def test_numbers(self):
                 for n in range(3):
@@ -288,17 +289,9 @@ def test_failing_subtest_fails_the_session(outer: pytest.Pytester) -> None:
                         assert n != 1
         """
     )
-    outer.makeconftest(
-        """
-        import pytest
-        def pytest_addoption(parser): parser.addoption("--fresh", action="store_true")
-        def pytest_itemcollected(item):
-            if item.config.getoption("--fresh"): item.add_marker(pytest.mark.clean_exit)
-        """
-    )
-    plain, fresh = run(outer, "-rA"), run(outer, "-rA", "--fresh")
-    assert fresh.ret == plain.ret == 1
-    fresh.assert_outcomes(failed=1)
+    result = run(outer, "-rA")
+    assert result.ret == 1
+    result.assert_outcomes(failed=1)
 
 
 CONFTEST = """
@@ -348,7 +341,6 @@ def test_inner_pytest_has_the_options_of_the_session(
     result = run(outer, *options)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*assert False*"])
-    run(outer, *options[1:]).assert_outcomes(skipped=2)
 
 
 @pytest.mark.slow

@@ -94,14 +94,11 @@ def test_checks_do_not_raise_if_a_device_fails() -> None:
         assert memory_snapshot().devices == {}
 
 
-def test_checks_agree_with_torch() -> None:
+def test_checks_agree_with_torch_and_refuse_a_device_name() -> None:
     assert is_cuda_available() == torch.cuda.is_available()
     info = get_device_info()
     assert info["torch_version"] == torch.__version__
     assert info["backend"] == get_optimal_device()
-
-
-def test_device_name_as_force_cpu_is_refused() -> None:
     wrong: Any = "cuda"
     with pytest.raises(TypeError, match="force_cpu must be True or False, got"):
         get_optimal_device(wrong)

@@ -26,7 +26,7 @@ from torch_utils import ReleasedError, SafePyTorchCleanup, release
 
 PACKAGE = "torch_utils"
 # How many places are interrupted: each kind of instruction comes several times.
-places = pytest.mark.parametrize("at_most", [50, pytest.param(200, marks=pytest.mark.slow)])
+places = pytest.mark.parametrize("at_most", [25, pytest.param(200, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(autouse=True)

@@ -106,6 +106,8 @@ def test_incomplete_measurement_raises() -> None:
 
 
 def test_wrong_arguments_of_measure_are_refused() -> None:
+    with pytest.raises(TypeError, match="pass it without calling it"):
+        measure(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="repeat >= 1"):
         measure(int, repeat=0)
     with pytest.raises(ValueError, match="between 0 and 100"):

@@ -32,11 +32,6 @@ class Model(Resource):
     def leave(self):
         ray.actor.exit_actor()
 
-    def call_del(self):
-        self.__del__()
-        self.__del__()
-        return self.closed
-
     def _release(self):
         with open(os.path.join(FOLDER, self.name), "a") as file:
             file.write("released\\n")
@@ -56,7 +51,7 @@ def lost(method):
     raise AssertionError("it lives on")
 
 ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
-for name in ("terminated", "left", "dropped", "killed", "closed", "deleted", "shut down"):
+for name in ("terminated", "left", "dropped", "killed", "shut down"):
     model = Model.remote(name)
     pid = ray.get(model.pid.remote())
     if name == "terminated":
@@ -67,10 +62,6 @@ for name in ("terminated", "left", "dropped", "killed", "closed", "deleted", "sh
         ray.kill(model)
         while not ended(pid):  # Without a handle it would end by itself, and release the model.
             time.sleep(0.05)
-    elif name == "closed":
-        assert ray.get(model.close.remote())
-    elif name == "deleted":
-        assert ray.get(model.call_del.remote())
     if name == "shut down":
         ray.shutdown()
     del model
@@ -96,6 +87,6 @@ def test_actors_release_their_models(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     released = {path.name: path.read_text() for path in (tmp_path / "released").iterdir()}
-    in_order = ("terminated", "left", "dropped", "closed", "deleted")
+    in_order = ("terminated", "left", "dropped")
     assert released == dict.fromkeys(in_order, "released\n"), f"{report}\n{report.stderr}"
     assert report.clean, f"{report}\n{report.stderr}"

@@ -77,11 +77,6 @@ ORDER = [
         control=False,
         **ALONE,
     ),
-    Row(
-        "36 library without torch",
-        "x = make()\nimport sys\nassert 'torch' not in sys.modules",
-        **ALONE,
-    ),
     # Issue 38: the exit callback comes too late then, so only destructors release. No "host":
     # what unloads its model lives in modules that are torn down before it.
     Row(

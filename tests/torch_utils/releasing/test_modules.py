@@ -21,7 +21,7 @@ import rich.pretty
 import torch
 from torch import nn
 
-from torch_utils import ReleasedError, Resource, release
+from torch_utils import ReleasedError, release
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 
@@ -107,20 +107,6 @@ def test_introspection_of_a_released_module_finds_no_attributes_and_does_not_rai
     assert rich.pretty.pretty_repr([model]) == "[<released this Sequential>]"
     assert str(model) == repr(model) == "<released this Sequential>"
     assert all(hasattr(model, name) for name in dir(model))
-
-
-def test_released_module_can_be_closed() -> None:
-    class Model(nn.Linear, Resource):
-        def _release(self) -> None:
-            release(self)
-
-    with Model(2, 2) as model:
-        release(model)
-    model.close()
-    assert model.closed
-    assert not hasattr(released(), "close")
-    with pytest.raises(ReleasedError), model:
-        pass
 
 
 PARENTS = {

@@ -208,7 +208,7 @@ def test_suspended_functions_are_users() -> None:
     assert ended.value.value.shape == (1, 4)
 
 
-def test_cycle_costs_one_full_collection_and_only_for_large_memory() -> None:
+def test_full_collection_runs_only_for_large_cycles() -> None:
     class Node(nn.Module):
         def __init__(self, size: int) -> None:
             super().__init__()
@@ -229,6 +229,13 @@ def test_cycle_costs_one_full_collection_and_only_for_large_memory() -> None:
             with without_collector(), garbage_collections() as generations:
                 release(model, collect=collect)
             assert 2 not in generations
+    for is_held in (False, True):
+        model = nn.Sequential(nn.Linear(1000, 1000))
+        local = model[0] if is_held else None
+        with without_collector(), garbage_collections() as generations:
+            assert bool(release(model).still_held) == is_held
+        assert 2 not in generations
+        del local
 
 
 def test_object_is_emptied_whose_only_model_is_passed_too() -> None:
