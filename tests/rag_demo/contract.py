@@ -7,14 +7,16 @@ calls each function of `CHECKS` with an empty place of each kind.
 from __future__ import annotations
 
 import datetime
+import os
 import random
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,8 +31,10 @@ from rag_demo import (
     Retriever,
     embed,
 )
+from tests.support.programs import assert_clean, run_forked
 from tests.support.small_collections import DIMENSION, Hashed, are_nearest, text_of, vector_of
-from tests.support.zygotes import IMPORT_PATH
+from tests.support.waiting import wait_for
+from tests.support.zygotes import ZYGOTES
 from torch_utils import ResourceClosedError
 
 MODES = ("dense", "bm25", "hybrid")
@@ -318,13 +322,6 @@ with place.open(contract["Hashed"]()) as retriever:
 """
 
 
-def start(place: Place, function: str) -> subprocess.Popen[str]:
-    """Call a function of this file in another process."""
-    command = [sys.executable, "-c", OTHER_PROCESS, __file__, place.source, function]
-    environment = {"PYTHONPATH": IMPORT_PATH, "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-
-
 def change_once(place: Place, retriever: Any) -> None:
     retriever.add(["by another process"], [{"n": -1}], ["d00"])
     retriever.delete(["d01"])
@@ -335,9 +332,9 @@ def check_change_by_another_process_mixes_nothing(place: Place) -> None:
     with place.open(Hashed()) as retriever:
         add(retriever)
         place.keep(retriever)
-        with start(place, "change_once") as process:
-            process.communicate()
-        assert process.returncode == 0
+        assert_clean(
+            run_forked(OTHER_PROCESS, __file__, place.source, "change_once", quick_end=True)
+        )
         texts = {each.id: each.text for each in retriever.search(QUERY, 50, mode="dense")}
         changed = {**DOCUMENTS, "d00": "by another process"}
         del changed["d01"]
@@ -392,14 +389,18 @@ def change_until_killed(place: Place, retriever: Any) -> None:
 def check_killed_writer_leaves_a_whole_state(place: Place) -> None:
     with place.open(Hashed()) as retriever:
         place.keep(retriever)
-    last = -1
-    for wanted in (1, 2, 4):
-        with start(place, "change_until_killed") as process:
-            assert process.stdout is not None
-            for _ in range(wanted):
-                last = int(process.stdout.readline())
+    for wanted in (1, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
+            stdout.touch()
+            stderr.touch()
+            arguments = (__file__, place.source, "change_until_killed")
+            pid = ZYGOTES.start(OTHER_PROCESS, *arguments, stdout=stdout, stderr=stderr)
+            wait_for(lambda: stdout.read_text().count("\n") >= wanted)
             time.sleep(random.uniform(0, 0.03))  # The next change takes about so long.
-            process.send_signal(signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+            assert ZYGOTES.wait() == -signal.SIGKILL, stderr.read_text()
+            last = int(stdout.read_text().split()[-1])
         with place.open(Hashed()) as retriever:
             results = retriever.search("round", 50, mode="dense")
             (number,) = {each.metadata["round"] for each in results}

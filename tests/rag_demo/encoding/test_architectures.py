@@ -15,7 +15,7 @@ from tests.support.tiny_architectures import NAMES, write_architecture
 from tests.support.tiny_model import write_tiny_reranker
 
 pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
-QUICK = ("distilbert", "static")
+QUICK = ("static",)
 QUESTION = "how do i give memory back"
 SHORT = {"a.txt": "A short note.", "b.txt": "the cache"}
 LONG = {"long.txt": "paris is the capital of france . " * 30, "give.txt": "give the memory back"}

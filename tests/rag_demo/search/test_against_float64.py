@@ -97,7 +97,8 @@ SIZES = [
     (33, 2, 2),
     (1025, 512, 33),
     (4097, 64, 3),
-    (20_000, 384, 40),
+    (9_000, 128, 40),
+    pytest.param(20_000, 384, 40, marks=SLOW),
     pytest.param(33_000, 32, 130, marks=SLOW),
     pytest.param(70_000, 7, 70, marks=SLOW),
     pytest.param(33_000, 512, 4, marks=SLOW),
@@ -148,6 +149,44 @@ def test_answers_are_exact_where_rounding_misleads_most(kind: str, dtype: str) -
     model = misleading(dtype)
     with KINDS[kind](model) as retriever:
         check_all(retriever, filled(retriever, model), 10)
+
+
+@pytest.mark.parametrize("kind", ["default", pytest.param("float16", marks=SLOW)])
+def test_equal_vectors_are_ordered_by_id(kind: str, tmp_path: Path) -> None:
+    vectors = normal(1_500, 12)
+    vectors[np.arange(1_500) % 3 == 0] = vectors[7]  # 500 are equal,
+    vectors[1:200:3] = vectors[8]  # and 67,
+    vectors[2:59:3] = vectors[5]  # and 19.
+    model = GivenVectors(vectors, np.concatenate([vectors[[7, 8, 5]], normal(9, 12, seed=1)]))
+    with KINDS[kind](model) as retriever:
+        index = filled(retriever, model)
+        for top_k in (1, 10, 700):
+            check_all(retriever, index, top_k)
+            check_all(retriever, index, top_k, where={"even": True})
+            check_all(retriever, index, top_k, where={"hundred": 3})
+        first = [result.id for result in retriever.search("0", 20, mode="dense")]
+        assert retriever.delete(first) == index.delete(first) == 20
+        for each in (retriever, index):
+            each.add(["7", "7"], [{}, {}], ["0 is first", "z"])
+        retriever.save(tmp_path / "index")
+        retriever.load(tmp_path / "index")
+        check_all(retriever, index, 10)
+
+
+@SLOW
+def test_index_larger_than_the_memory_budget_is_exact(tmp_path: Path) -> None:
+    model = GivenVectors(normal(20_000, 64), normal(6, 64, seed=1))
+    with KINDS["default"](model) as writer:
+        index = filled(writer, model)
+        writer.save(tmp_path / "index")
+    with KINDS["default"](model, memory_budget=1 << 20) as retriever:
+        retriever.load(tmp_path / "index")
+        check_all(retriever, index, 7)
+        check_all(retriever, index, 7, where={"even": True})
+        assert retriever.delete(["7", "77"]) == index.delete(["7", "77"]) == 2
+        for each in (retriever, index):
+            each.add(["9"], [{}], ["new"])
+        check_all(retriever, index, 7)
 
 
 def test_no_queries_have_no_answers() -> None:

@@ -165,12 +165,3 @@ def test_filters_that_nothing_can_match_are_errors(where: Any, error: type[Excep
         add(retriever, SOME)
         with pytest.raises(error, match="where"):
             retriever.search("0", where=where)
-
-
-def test_naive_filters_differ_from_the_reference() -> None:
-    """The reference tells "all" conditions from "any", and a missing key from a None."""
-    where = {"lang": "en", "year": 2010}
-    either = [n for n, each in enumerate(SOME) if any(each.get(key) == where[key] for key in where)]
-    assert expected(SOME, where) == [] != either
-    without = [n for n, each in enumerate(SOME) if each.get("none") is None]
-    assert expected(SOME, {"none": None}) == [2] != without

@@ -93,9 +93,13 @@ def test_hung_load_fails_probes_and_ends_no_search_for_words(index: Path) -> Non
 CLIENT, ADMIN = "client-" + "c" * 16, "admin-" + "a" * 16
 
 
-@pytest.mark.parametrize("token", [CLIENT, ADMIN, "other", ""])
-def test_each_token_opens_its_own_routes(index: Path, token: str) -> None:
-    headers: Any = {"headers": {"authorization": f"Bearer {token}"}} if token else {}
+def test_each_token_opens_its_own_routes(index: Path) -> None:
+    expected = {
+        CLIENT: [200, 200, 200, 403, 403, 200],
+        ADMIN: [200, 200, 200, 422, 200, 200],
+        "other": [401, 401, 401, 401, 401, 200],
+        "": [401, 401, 401, 401, 401, 200],
+    }
     paths: list[Any] = [
         ("POST", "/search", {"json": {"query": "a"}}),
         ("POST", "/", {"json": {"inputs": "a"}}),  # It embeds; only GET shows the page.
@@ -106,16 +110,17 @@ def test_each_token_opens_its_own_routes(index: Path, token: str) -> None:
     ]
     answers = ask(
         index,
-        *((method, path, {**body, **headers}) for method, path, body in paths),
+        *(
+            (method, path, {**body, "headers": {"authorization": f"Bearer {token}".strip()}})
+            for token in expected
+            for method, path, body in paths
+        ),
         token=("another-" + "x" * 16, CLIENT),
         admin_token=ADMIN,
         writable=True,
     )
     found = [each.status_code for each in answers]
-    assert found == {
-        CLIENT: [200, 200, 200, 403, 403, 200],
-        ADMIN: [200, 200, 200, 422, 200, 200],
-    }.get(token, [401, 401, 401, 401, 401, 200])
+    assert found == [status for statuses in expected.values() for status in statuses]
 
 
 def test_clients_token_does_not_administer_without_admin_token(index: Path) -> None:

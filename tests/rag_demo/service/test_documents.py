@@ -141,18 +141,6 @@ def test_change_has_a_deadline_and_its_late_vectors_change_nothing(folder: Path)
     assert ids_in(folder) == {"0", "1", "2", "3"}
 
 
-def test_change_of_another_program_is_kept(folder: Path) -> None:
-    async def main() -> None:
-        async with serving(folder, writable=True) as client:
-            await asyncio.to_thread(make_index, folder, [*TEXTS, "by another program"])
-            method, path, options = put({"id": "new", "text": "new"})
-            answer = await client.request(method, path, **options)
-            assert answer.json()["documents"] == len(TEXTS) + 2, answer.text
-
-    asyncio.run(main())
-    assert ids_in(folder) == {"0", "1", "2", "3", "4", "new"}
-
-
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Hold the lock of an index as another program that is writing into it."""
@@ -164,8 +152,7 @@ def writing(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_search_sees_what_another_program_has_added(folder: Path) -> None:
-    """Also in a service that may write."""
+def test_changes_of_another_program_are_seen_and_kept(folder: Path) -> None:
 
     async def main() -> None:
         async with serving(folder, writable=True) as client:
@@ -175,8 +162,13 @@ def test_search_sees_what_another_program_has_added(folder: Path) -> None:
             assert [each["text"] for each in answer.json()["results"]] == ["a giraffe"]
             assert (await client.get("/documents/4")).json()["text"] == "a giraffe"
             assert (await client.get("/readyz")).json()["documents"] == 5
+            await asyncio.to_thread(make_index, folder, [*TEXTS, "a giraffe", "a lion"])
+            method, path, options = put({"id": "new", "text": "new"})
+            answer = await client.request(method, path, **options)
+            assert answer.json()["documents"] == len(TEXTS) + 3, answer.text
 
     asyncio.run(main())
+    assert ids_in(folder) == {"0", "1", "2", "3", "4", "5", "new"}
 
 
 def test_change_waits_for_another_program_that_is_writing(folder: Path) -> None:

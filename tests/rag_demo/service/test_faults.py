@@ -30,26 +30,6 @@ def test_failing_first_load_ends_the_start(tmp_path: Path) -> None:
     assert done.stderr == f"could not start: {tmp_path} has no weights\n"
 
 
-def test_damaged_vectors_are_found_before_they_answer(tmp_path: Path) -> None:
-    index = make_index(tmp_path / "index")
-    vectors = index / "vectors-1.f32"
-    good = vectors.read_bytes()
-    search = {"query": TEXTS[0], "mode": "dense"}
-    with service(index, retriever="torch") as started:
-        assert started.ask("/search", search)[0] == 200
-        vectors.write_bytes(bytes(4) + good[4:])
-        assert started.ask("/admin/reload", method="POST")[0] == 409
-        vectors.write_bytes(good)
-        assert started.ask("/search", search)[0] == 200
-        vectors.write_bytes(good[:-4])
-        assert started.ask("/search", search)[0] == 503
-        wait_for(lambda: started.ask("/readyz")[0] == 503)
-        vectors.write_bytes(good)  # It is noticed without a reload.
-        wait_for(lambda: started.ask("/readyz")[0] == 200)
-        assert started.ask("/search", search)[0] == 200
-        assert started.stop() == 143
-
-
 _LOGGING = """
 import logging
 from rag_demo.service.logs import configure_logging

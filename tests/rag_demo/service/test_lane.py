@@ -216,6 +216,7 @@ def test_slow_model_stays_alive_while_it_makes_progress(index: Path) -> None:
     assert len(statuses) > 20
 
 
+@pytest.mark.slow
 def test_slow_texts_after_fast_ones_are_refused_before_they_are_late(index: Path) -> None:
     """A rate that was measured with fast texts is wrong for at most one batch."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT
-from tests.support.rag_command import fail, rag_demo
+from tests.support.rag_command import rag_demo
 from tests.support.service_program import service
 from tests.support.serving import make_index
 from tests.support.waiting import wait_for
@@ -125,6 +125,7 @@ def test_second_interrupt_ends_the_service_at_once(index: Path) -> None:
         (["--port", "65536"], "--port: Input should be less than or equal to 65535"),
         (["--batch-tokens", "0"], "--batch-tokens: Input should be greater than or equal to 1"),
         (["--workers", "2"], "--workers"),
+        (["--index", "nothing"], "rag-demo index"),
         (["--token", "x"], "--token"),
         (["--host", "203.0.113.1", "--token-file", "TOKEN"], "cannot listen on"),
         (["--token-file", "EMPTY"], "EMPTY' is empty"),
@@ -152,8 +153,3 @@ def test_invalid_options_are_refused_before_loading(
     assert (result.returncode, result.stdout) == (2, ""), str(result)
     *_, last = result.stderr.splitlines()
     assert last.startswith("rag-demo: error: ") and message in last
-
-
-def test_missing_index_is_refused(tmp_path: Path) -> None:
-    """The message names the command that makes one."""
-    assert "rag-demo index" in fail("serve", "--index", tmp_path / "nothing")

@@ -91,15 +91,6 @@ def test_damage_is_named_and_only_its_source_repairs_it(
     assert info(folder)["texts"] == TEXTS
 
 
-def test_another_source_replaces_a_damaged_index_with_yes(
-    folder: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    flip(folder / "vectors-1.f32", 100)
-    more = write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "one more"}])
-    succeed("index", more, "--out", folder, "--model", tiny_model, "--yes")
-    assert info(folder)["texts"] == 1
-
-
 @pytest.mark.parametrize("damage", ["an owner", "an empty database"])
 def test_save_of_a_program_replaces_damage_only_with_overwrite(tmp_path: Path, damage: str) -> None:
     with OnCpu(Hashed()) as retriever, OnCpu(Hashed()) as other:

@@ -20,7 +20,7 @@ KNOWN = {
 
 
 def test_known_answers_are_found_and_memory_is_released(tmp_path: Path) -> None:
-    files = [f"--include={name}" for name in (*KNOWN.values(), "limits.md", "memory.md")]
+    files = [f"--include={name}" for name in (*KNOWN.values(), "limits.md")]
     succeed("index", ROOT / "docs", *files, "--out", tmp_path / "index")
     assert info(tmp_path / "index")["texts"] > 50
     with SafePyTorchCleanup() as scope:
