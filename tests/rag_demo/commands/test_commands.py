@@ -82,9 +82,8 @@ def test_search_prints_question_place_and_text_on_a_terminal(index: Path) -> Non
     assert text.startswith("     # Cities Paris, Rome")
 
 
-@pytest.mark.parametrize(
-    ("conditions", "years"),
-    [
+def test_where_filters_results(index: Path) -> None:
+    for conditions, years in (
         (["year>2018", "year<2021"], [2019, 2020]),
         (["year=2019", "year=2021"], [2019, 2021]),
         (["year!=2019", "year<=2020"], [2018, 2020]),
@@ -92,12 +91,10 @@ def test_search_prints_question_place_and_text_on_a_terminal(index: Path) -> Non
         (["source~.jsonl:2"], [2019]),
         (["nothing!=1"], []),
         (["$id=2"], [2020]),
-    ],
-)
-def test_where_filters_results(index: Path, conditions: list[str], years: list[int]) -> None:
-    options = [option for condition in conditions for option in ("--where", condition)]
-    (found,) = search(index, "record", "--top-k", "9", *options)
-    assert sorted(each["metadata"]["year"] for each in found["results"]) == years
+    ):
+        options = [option for condition in conditions for option in ("--where", condition)]
+        (found,) = search(index, "record", "--top-k", "9", *options)
+        assert sorted(each["metadata"]["year"] for each in found["results"]) == years, conditions
 
 
 def test_min_score_compares_cosines(index: Path) -> None:
@@ -258,21 +255,16 @@ def test_texts_are_listed_in_pages_and_printed_by_id(index: Path) -> None:
     assert "not in the index: nowhere" in fail("get", index, "nowhere")
 
 
-@pytest.mark.parametrize(
-    ("command", "condition", "message"),
-    [
+def test_conditions_that_nothing_can_fulfil_are_explained(index: Path) -> None:
+    for command, condition, message in (
         ("search", "nosuch=1", "no document has the metadata key 'nosuch'; the keys are: $id, "),
         ("search", "line>=abc", "no document has text there"),
         ("delete", "yaer=1", "no document has the metadata key 'yaer'; the keys are: $id, "),
-    ],
-)
-def test_conditions_that_nothing_can_fulfil_are_explained(
-    index: Path, command: str, condition: str, message: str
-) -> None:
-    question = ["Paris", "--mode", "bm25"] if command == "search" else []
-    result = rag_demo(command, index, *question, "--where", condition)
-    assert message in result.stderr
-    assert result.returncode == (command == "delete")
+    ):
+        question = ["Paris", "--mode", "bm25"] if command == "search" else []
+        result = rag_demo(command, index, *question, "--where", condition)
+        assert message in result.stderr, condition
+        assert result.returncode == (command == "delete")
 
 
 def test_language_of_stems_is_chosen_by_the_command(tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
 import shutil
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +15,9 @@ import pytest
 import torch
 
 from rag_demo import EmbeddingModel
-from rag_demo.encoding.encoder import LIMITS, encode
-from rag_demo.errors import ModelError
+from rag_demo.encoding.encoder import LIMITS
 from tests.support.programs import assert_clean, run
 from tests.support.tiny_model import LAYERS, write_tiny_model
-from torch_utils import ReleasedError
 
 pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
 TEXTS = [
@@ -194,48 +189,6 @@ def test_gpu_limits_give_the_same_vectors(
     assert np.abs(vectors - expected[len(MANY)]).max() < 1e-5
     assert launched[: 2 * LAYERS + 1] == [0] * 2 * LAYERS + [1]
     assert waits == ([*range(len(finished))] if pinned else [])
-
-
-class Slow:
-    """An encoder of three parts, of which the second is prepared while the first is computed."""
-
-    dimension, max_tokens = 1, None
-    limits = LIMITS["cpu"]
-
-    def __init__(self) -> None:
-        self.prepared, self.launched = threading.Event(), threading.Event()
-
-    def prepare(self, texts: Any, kind: str) -> Any:
-        if texts[0].startswith("b"):
-            assert self.launched.wait(60)
-            self.prepared.set()
-        elif texts[0].startswith("c"):
-            raise ReleasedError("the model is gone")
-        return [(1, text) for text in texts]
-
-    def launch(self, inputs: Any, kind: str) -> Any:
-        self.launched.set()
-        assert self.prepared.wait(60)
-        return torch.ones(len(inputs), 1)
-
-
-def test_next_texts_are_prepared_while_the_device_computes() -> None:
-    """If the model is released meanwhile, what holds the turn says why."""
-    counts = list[int]()
-    texts = [letter * 400_000 for letter in "ab"]
-    slow: Any = Slow()
-    encode(slow, texts, "document", lambda rows, vectors: counts.append(len(rows)))
-    assert counts == [1, 1]
-    turns = iter([contextlib.nullcontext(), contextlib.nullcontext()])
-
-    @contextlib.contextmanager
-    def turn() -> Iterator[None]:
-        if next(turns, None) is None:
-            raise ModelError("it was unloaded")
-        yield
-
-    with pytest.raises(ModelError, match="it was unloaded"):
-        encode(slow, [*texts, "c" * 400_000], "document", lambda *_: None, turn=turn)
 
 
 def test_odd_texts_have_vectors(folder: Path) -> None:

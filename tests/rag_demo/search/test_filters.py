@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 from tests.rag_demo.search.reference import GivenVectors, matches
 
-KINDS = [PyTorchGPURetriever, FaissRetriever]
+KINDS = [PyTorchGPURetriever, pytest.param(FaissRetriever, marks=pytest.mark.slow)]
 MODEL = GivenVectors(np.random.default_rng(0).standard_normal((600, 4)), np.ones((1, 4)))
 
 VALUES = st.one_of(
@@ -66,9 +66,7 @@ def expected(metadata: list[Any], where: Any) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [PyTorchGPURetriever, pytest.param(FaissRetriever, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", KINDS)
 @given(metadata=METADATA, where=FILTERS)
 @settings(max_examples=40, deadline=None)
 def test_any_filter_finds_what_matches(kind: Any, metadata: list[Any], where: Any) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 
 WORDS = "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima".split()
-KINDS = [PyTorchGPURetriever, FaissRetriever]
+KINDS = [PyTorchGPURetriever, pytest.param(FaissRetriever, marks=pytest.mark.slow)]
 
 
 class WordCounts:
@@ -80,7 +80,7 @@ def brute_force(texts: list[str], query: str) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000), top_k=st.integers(1, 14), word=st.sampled_from(WORDS))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_document_scores_as_its_best_passage(kind: Any, seed: int, top_k: int, word: str) -> None:
     texts = collection(seed)
     with kind(WordCounts()) as retriever:

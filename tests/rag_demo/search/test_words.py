@@ -14,7 +14,7 @@ from rag_demo import FaissRetriever, PyTorchGPURetriever
 from tests.rag_demo.search.reference import GivenVectors
 from tests.support.small_collections import Hashed, text_of
 
-KINDS = [PyTorchGPURetriever, FaissRetriever]
+KINDS = [PyTorchGPURetriever, pytest.param(FaissRetriever, marks=pytest.mark.slow)]
 RARE = ["gradient", "parks", "tensor", "cuda", "heap"]
 COUNT = 1_200
 
@@ -97,7 +97,7 @@ def test_options_are_those_of_dense_search(mode: str) -> None:
 
 def test_the_end_of_a_long_text_is_found() -> None:
     with PyTorchGPURetriever(OneVector(), device="cpu") as retriever:
-        retriever.add(["word " * 500_000 + "needle", "a needle in the hay"])
+        retriever.add(["word " * 210_000 + "needle", "a needle in the hay"])
         assert {result.id for result in retriever.search("needle", mode="bm25")} == {"0", "1"}
 
 
@@ -182,23 +182,23 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("query", FOUND)
-def test_words_of_any_script_are_found(query: str) -> None:
+def test_words_of_any_script_are_found() -> None:
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add(list(FOUND.values()), ids=list(FOUND))
-        assert retriever.search(query, mode="bm25")[0].id == query
+        first = {query: retriever.search(query, mode="bm25")[0].id for query in FOUND}
+        assert first == {query: query for query in FOUND}
 
 
-@pytest.mark.parametrize("query", ["of the", "in a"])
-def test_hybrid_search_for_stop_words_alone_is_dense_search(query: str) -> None:
+def test_hybrid_search_for_stop_words_alone_is_dense_search() -> None:
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add([f"{text_of(n)} {'in' if n % 7 else 'gradient'} the" for n in range(60)])
 
         def ids(query: str, mode: str) -> list[str]:
             return [each.id for each in retriever.search(query, 20, mode=mode)]
 
-        assert ids(query, "hybrid") == ids(query, "dense")
-        assert ids(f"{query} gradient", "hybrid") != ids(f"{query} gradient", "dense")
+        for query in ("of the", "in a"):
+            assert ids(query, "hybrid") == ids(query, "dense")
+            assert ids(f"{query} gradient", "hybrid") != ids(f"{query} gradient", "dense")
 
 
 def test_stems_are_those_of_the_language(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ assert storages() < 1 << 20, storages()
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow)])
 def test_close_empties_the_tensor_after_an_interrupted_search(dtype: str) -> None:
     """A notebook keeps the exception, which keeps the frames of the search."""
     result = run_forked(INTERRUPTED, dtype, quick_end=True)

@@ -114,7 +114,7 @@ def test_search_that_waits_for_its_model_sees_the_close() -> None:
 
 def test_close_does_not_wait_for_an_export_that_has_stopped() -> None:
     retriever = OnCpu(Hashed())
-    retriever.add([str(n) for n in range(5_000)])
+    retriever.add([str(n) for n in range(2_100)])
     batches = retriever.store.batches()
     next(batches)
     retriever.close()
@@ -165,6 +165,7 @@ def test_index_made_again_under_a_retriever_is_not_mixed_into_it(kind: Any, tmp_
                 assert {result.id for result in found} == {"a1", "a2", "a3"}, mode
 
 
+@pytest.mark.slow
 def test_full_text_is_searched_after_another_writer_has_replaced_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

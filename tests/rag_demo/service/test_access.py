@@ -1,4 +1,4 @@
-"""The guard: methods and host names of requests."""
+"""Who may ask for what: methods, host names, tokens, and the log of it."""
 
 from __future__ import annotations
 
@@ -77,3 +77,59 @@ def test_request_is_a_span_below_the_callers(index: Path) -> None:
     (span,) = [each for each in exporter.get_finished_spans() if each.name == "POST /search"]
     assert span.attributes["http.response.status_code"] == 200
     assert f"{span.context.trace_id:032x}-{span.parent.span_id:016x}" in parent
+
+
+def test_only_local_programs_administer_without_token(index: Path) -> None:
+    """Proxies and pages of other sites on the same machine are refused."""
+    cases: list[tuple[Any, int]] = [
+        ({}, 200),
+        ({"origin": "http://127.0.0.1:8000"}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"x-forwarded-for": "203.0.113.5"}, 403),
+        ({"via": "a"}, 403),
+    ]
+    answers = ask(index, *(("POST", "/admin/reload", {"headers": each}) for each, _ in cases))
+    found = [answer.status_code for answer in answers]
+    assert found == [status for _, status in cases]
+
+
+CLIENT, ADMIN = "client-" + "c" * 16, "admin-" + "a" * 16
+
+
+def test_each_token_opens_its_own_routes(index: Path) -> None:
+    expected = {
+        CLIENT: [200, 200, 200, 403, 403, 200],
+        ADMIN: [200, 200, 200, 422, 200, 200],
+        "other": [401, 401, 401, 401, 401, 200],
+        "": [401, 401, 401, 401, 401, 200],
+    }
+    paths: list[Any] = [
+        ("POST", "/search", {"json": {"query": "a"}}),
+        ("POST", "/", {"json": {"inputs": "a"}}),  # It embeds; only GET shows the page.
+        ("GET", "/documents/1", {}),
+        ("PUT", "/documents", {"json": {"documents": []}}),
+        ("GET", "/admin/models", {}),
+        ("GET", "/", {}),
+    ]
+    answers = ask(
+        index,
+        *(
+            (method, path, {**body, "headers": {"authorization": f"Bearer {token}".strip()}})
+            for token in expected
+            for method, path, body in paths
+        ),
+        token=("another-" + "x" * 16, CLIENT),
+        admin_token=ADMIN,
+        writable=True,
+    )
+    found = [each.status_code for each in answers]
+    assert found == [status for statuses in expected.values() for status in statuses]
+
+
+def test_clients_token_does_not_administer_without_admin_token(index: Path) -> None:
+    headers = {"authorization": f"Bearer {CLIENT}"}
+    (answer,) = ask(index, ("GET", "/admin/models", {"headers": headers}), token=(CLIENT,))
+    assert answer.status_code == 403
+    assert "RAG_DEMO_ADMIN_TOKEN" in answer.json()["detail"]
