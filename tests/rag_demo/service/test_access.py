@@ -40,28 +40,6 @@ def test_administration_on_another_host_needs_a_token(index: Path) -> None:
     assert [answer.status_code for answer in answers] == [403, 200]
 
 
-def test_log_line_names_the_client_of_a_refused_request(
-    index: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And the id of the request, which a client may choose if it is harmless."""
-    with caplog.at_level("INFO", "rag_demo.service"):
-        own, generated, _ = ask(
-            index,
-            search({"query": "a"}, **{"x-request-id": "trace-1"}),
-            search({"query": "a"}, authorization="Bearer wrong", **{"x-request-id": "a b\t{}"}),
-            ("GET", "/documents/7", {}),
-            token=("a-token-of-a-client",),
-            client="203.0.113.5",
-        )
-    assert own.headers["x-request-id"] == "trace-1"
-    assert len(generated.headers["x-request-id"]) == 32
-    lines = [record.__dict__ for record in caplog.records if "status" in record.__dict__]
-    assert [(each["client"], each["route"], each["status"]) for each in lines[-2:]] == [
-        ("203.0.113.5", "unknown", 401),
-        ("203.0.113.5", "unknown", 401),
-    ]
-
-
 def test_request_is_a_span_below_the_callers(index: Path) -> None:
     needs = "needs opentelemetry-sdk: the dependency group service-test"
     sdk = pytest.importorskip("opentelemetry.sdk.trace", reason=needs)

@@ -1,16 +1,19 @@
-"""Calls and loads that hang or fail."""
+"""Calls and loads that hang or fail, and an index that is missing or damaged."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.serving import Embedder, load_hanging_model, serving
-from tests.support.waiting import wait_for_async
+from tests.support.service_program import service
+from tests.support.serving import TEXTS, Embedder, load_hanging_model, make_index, serving
+from tests.support.waiting import wait_for, wait_for_async
 
 
 @pytest.mark.slow
@@ -88,3 +91,40 @@ def test_hung_load_fails_probes_and_ends_no_search_for_words(index: Path) -> Non
         assert asyncio.run(main()) == [200, 503, 200, 503, 503, 503]
     finally:
         never.set()
+
+
+@pytest.mark.slow
+def test_missing_or_damaged_index_is_found_again(tmp_path: Path) -> None:
+    """An open index stays in use, and no response names a folder."""
+    index = make_index(tmp_path / "index", [f"{text} {n}" for text in TEXTS for n in range(500)])
+    texts: list[str] = []
+    with service(index) as started:
+
+        def status_of(*arguments: Any, **more: Any) -> int:
+            status, text = started.ask(*arguments, **more)
+            texts.append(text)
+            return status
+
+        search = {"query": TEXTS[0], "mode": "dense"}
+        assert status_of("/search", search) == 200
+        shutil.rmtree(index)
+        assert status_of("/search", search) == 200
+        assert status_of("/admin/reload", method="POST") == 409
+        assert status_of("/search", search) == 200
+        assert status_of("/admin/models/index/unload", method="POST") == 200
+        assert status_of("/search", search) == 503
+        assert status_of("/readyz") == 503
+        make_index(index, TEXTS)
+        wait_for(lambda: status_of("/search", search) == 200)
+        assert started.ask_json("/readyz")["documents"] == len(TEXTS)
+        for file in index.iterdir():  # Like a broken disk or an incomplete copy.
+            os.truncate(file, file.stat().st_size // 2)
+        assert status_of("/admin/reload", method="POST") == 409
+        assert status_of("/search", search) in (200, 503)
+        assert status_of("/livez") == 200
+        shutil.rmtree(index)
+        make_index(index, TEXTS)
+        assert status_of("/admin/reload", method="POST") == 200
+        assert status_of("/search", search) == 200
+        assert started.stop() == 143
+    assert not [text for text in texts if str(tmp_path) in text]

@@ -8,12 +8,15 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support import service_program
 from tests.support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT
 from tests.support.rag_command import rag_demo
 from tests.support.service_program import service
@@ -112,6 +115,16 @@ def test_second_interrupt_ends_the_service_at_once(index: Path) -> None:
         assert time.monotonic() - started < GRACE_S
         client.close()
         assert "CancelledError" not in served.output()  # Of the closing, in the middle.
+
+
+@pytest.mark.slow
+def test_failing_first_load_ends_the_start(tmp_path: Path) -> None:
+    index = make_index(tmp_path / "index")
+    (tmp_path / "BROKEN").touch()
+    program = [sys.executable, service_program.__file__, str(index)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert done.stderr == f"could not start: {tmp_path} has no weights\n"
 
 
 @pytest.mark.parametrize(
