@@ -87,6 +87,7 @@ async def unload(service: Running, name: str) -> dict[str, Any]:
 async def reload(service: Running) -> dict[str, Any]:
     """Open the index again; the old one answers until the new one is open."""
     await service.index.reload()
+    service.lanes["index"].error = None  # Searches need not wait for the next load.
     return service.state()
 
 
