@@ -33,7 +33,7 @@ def test_clean_exit_tells_the_broken_program_from_the_fixed_one(
 def test_versions_are_those_of_the_package() -> None:
     versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
     assert f"Python {versions[0]} to {versions[-1]}" in README
-    torch = re.search(r'^torch = \["torch>=([\d.]+)"\]', PROJECT, re.MULTILINE)
+    torch = re.search(r'^torch = \["torch>=([\d.]+)"', PROJECT, re.MULTILINE)
     assert torch is not None
     assert f"torch {torch[1]} or newer" in README
 

@@ -84,8 +84,11 @@ def measure(
         One entry for each measured call.
 
     Raises:
+        TypeError: ``fn`` is not callable.
         ValueError: ``warmup`` is negative, ``repeat`` is not positive, or torch lacks the device.
     """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, got {fn!r}; pass it without calling it")
     if warmup < 0 or repeat < 1:
         raise ValueError(f"warmup must be >= 0 and repeat >= 1, got {warmup} and {repeat}")
     for _ in range(warmup):

@@ -124,11 +124,12 @@ def test_host_memory_agrees_with_proc_status() -> None:
     # Not by malloc, which may give what was resident before.
     block = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.write(bytes(64 << 20))
-    host = memory_snapshot().host
+    before = memory_snapshot()
+    host = before.host
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     kb = {key: int(value.split()[0]) * 1024 for key, value in status.items() if "kB" in value}
     assert host.rss_bytes == pytest.approx(kb["VmRSS"], rel=0.05)
     assert host.anonymous_bytes == pytest.approx(kb["RssAnon"], rel=0.05)
     block.close()
-    freed = host - memory_snapshot().host
-    assert freed.anonymous_bytes == pytest.approx(64 << 20, rel=0.1)
+    freed = before - memory_snapshot()
+    assert freed.host.anonymous_bytes == pytest.approx(64 << 20, rel=0.1)
