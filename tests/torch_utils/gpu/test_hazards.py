@@ -87,33 +87,26 @@ assert model.model(device.inputs(model.model)).isfinite().all()
 
 @slow_rehearsal
 def test_spawned_workers_close_their_own_models(device: Any) -> None:
-    program = device.source("""
-    import multiprocessing
-    import os
-    import torch_utils
+    program = device.source(
+        RESOURCE
+        + """
+import multiprocessing
 
-    class Model(torch_utils.Resource):
-        def __init__(self):
-            self.model = device.model(1 << 20)
-        def _release(self):
-            os.write(1, b"released\\n")
-            model, self.model = self.model, None
-            torch_utils.release(model)
+def work(number):
+    global kept
+    kept = Model()
+    assert kept.model(device.inputs(kept.model)).isfinite().all()
 
-    def work(number):
-        global kept
-        kept = Model()
-        assert kept.model(device.inputs(kept.model)).isfinite().all()
-
-    if __name__ == "__main__":
-        context = multiprocessing.get_context("spawn")
-        workers = [context.Process(target=work, args=(n,)) for n in range(COUNT)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        assert [worker.exitcode for worker in workers] == [0] * COUNT
-    """)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=work, args=(n,)) for n in range(COUNT)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * COUNT
+"""
+    )
     count = 2 if device.name == "cuda" else 1
     result = programs.run(f"COUNT = {count}\n{program}", as_file=True)
     device.assert_clean(result)
