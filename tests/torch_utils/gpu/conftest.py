@@ -24,6 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Cuda | Rehearsal:
+    pytest.importorskip("torch")
     if request.param is Cuda and Cuda.why_not() is not None:
         pytest.skip(str(Cuda.why_not()))
     made = request.param()

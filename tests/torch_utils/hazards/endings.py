@@ -31,8 +31,8 @@ threading.Thread(target=f).start()
 """
 # What the interpreter itself prints about the interrupted join, in its dialects.
 JOIN = (
-    r"(Exception ignored in: <module 'threading'.*\n|Exception ignored on threading "
-    r"shutdown.*\n)?(Traceback .*\n)?(  .*\n)*(KeyboardInterrupt:? ?\n?)?"
+    r"(Exception ignored (in: <module 'threading'|on threading shutdown|while joining a "
+    r"thread).*\n)?(Traceback .*\n)?(  .*\n)*(KeyboardInterrupt:? ?\n?)?"
 )
 TERMINATED = """
 import os, signal, time

@@ -15,7 +15,7 @@ LIGHT = ALL[:3]  # They import no torch.
 
 TRACEBACK = r"Traceback \(most recent call last\):\n(  .*\n)+{}\n"
 # An error of a release has no caller at exit: `sys.unraisablehook` prints it, or a scope's log.
-LOUD = r"(Exception ignored in: .*|releasing .* failed: .*)\n" + TRACEBACK
+LOUD = r"(Exception ignored (in:|while) .*|releasing .* failed: .*)\n" + TRACEBACK
 
 
 @dataclass(frozen=True)
