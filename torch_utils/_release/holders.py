@@ -167,13 +167,17 @@ def _variables_of_modules() -> list[Any]:
 
 def _variables_of_functions() -> Iterator[tuple[int, str]]:
     """Yield the ids of the values of variables of running functions, and their descriptions."""
-    for top in sys._current_frames().values() if sys.version_info >= (3, 13) else ():
-        frame: FrameType | None = top
+    frames = list(sys._current_frames().values()) if sys.version_info >= (3, 13) else []
+    while frames:
+        # One of them is this function's own. A variable that still refers to it at the end would
+        # make a cycle, which keeps the variables of all its callers.
+        frame: FrameType | None = frames.pop()
         while frame is not None:
             if frame.f_locals is not frame.f_globals:
                 function = frame.f_code.co_name
                 for name, value in list(frame.f_locals.items()):
                     yield id(value), f"the variable {name!r} of {function}()"
+                value = None
             frame = frame.f_back
 
 
