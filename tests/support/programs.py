@@ -102,6 +102,13 @@ def assert_clean(result: Result, returncode: int = 0) -> None:
     assert result.stderr == "", str(result)
 
 
+def output_of(program: str | Path, *arguments: str, returncode: int = 0, **options: Any) -> str:
+    """Run a program that must leave cleanly; return its stdout."""
+    result = run(program, *arguments, **options)
+    assert_clean(result, returncode)
+    return result.stdout
+
+
 def free_port() -> int:
     """Return a port of loopback that nobody listens on at present."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -11,22 +11,24 @@ import inspect
 import signal
 import sys
 import time
+import tracemalloc
 import warnings
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from tests.support.counted_resource import Counted
-from tests.support.programs import assert_clean, run
+from tests.support.programs import output_of, run
 from tests.support.threads import in_threads
 from torch_utils import Resource, ResourceClosedError, closes_on_error
 
 
 def test_close_runs_release_once() -> None:
-    resource = Counted()
+    inside: list[bool] = []
+    resource = Counted(lambda self: inside.append(self.close() or self.closed))
     assert not resource.closed
     assert resource.close() is True
+    assert inside == [False], "a call inside of the release returns at once"
     assert resource.close() is False
     assert (resource.closed, resource.released) == (True, 1)
     with pytest.raises(ResourceClosedError, match="this Counted is closed"):
@@ -72,10 +74,17 @@ class HalfBuilt(Resource):
             raise OSError("no")
 
 
+class Decorated(HalfBuilt):
+    @closes_on_error
+    def __init__(self, releases: list[int], *, release_fails: bool) -> None:
+        super().__init__(releases, release_fails)
+
+
 @pytest.mark.parametrize("release_fails", [False, True])
-def test_destructor_closes_object_after_failed_init_and_warns(
+def test_object_is_closed_once_after_failed_init(
     release_fails: bool, lost_errors: list[type]
 ) -> None:
+    """By its destructor, which warns, or at once by `closes_on_error`."""
     releases: list[int] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -85,38 +94,16 @@ def test_destructor_closes_object_after_failed_init_and_warns(
     assert releases == [1]
     found = [*lost_errors, *(warning.category for warning in caught)]
     assert found == [OSError if release_fails else ResourceWarning]
-
-
-@pytest.mark.parametrize("release_fails", [False, True])
-def test_closes_on_error_closes_without_warning(
-    release_fails: bool, lost_errors: list[type]
-) -> None:
-    class Decorated(HalfBuilt):
-        @closes_on_error
-        def __init__(self, releases: list[int], *, release_fails: bool) -> None:
-            super().__init__(releases, release_fails)
-
-    releases: list[int] = []
-    with pytest.raises(ValueError, match="in the middle") as caught:
+    lost_errors.clear()
+    with pytest.raises(ValueError, match="in the middle") as raised:
         Decorated(releases, release_fails=release_fails)
-    assert releases == [1]  # The traceback still holds the object.
+    assert releases == [1, 1]  # The traceback still holds the object.
     notes = ["releasing Decorated also failed: OSError('no')"] * release_fails
-    assert getattr(caught.value, "__notes__", []) == notes
-    del caught
+    assert getattr(raised.value, "__notes__", []) == notes
+    del raised
     gc.collect()
-    assert (releases, lost_errors) == ([1], [])  # A warning is an error here, and would be lost.
+    assert (releases, lost_errors) == ([1, 1], [])  # A warning would be an error here, and lost.
     assert list(inspect.signature(Decorated).parameters) == ["releases", "release_fails"]
-
-
-def close(resource: Resource, error: BaseException | None) -> None:
-    assert error is None
-    resource.close()
-
-
-def end_block(resource: Resource, error: BaseException | None) -> None:
-    with resource:
-        if error is not None:
-            raise error
 
 
 async def end_async_block(resource: Resource, error: BaseException | None) -> None:
@@ -125,18 +112,18 @@ async def end_async_block(resource: Resource, error: BaseException | None) -> No
             raise error
 
 
-ENDS: dict[str, Callable[[Resource, BaseException | None], object]] = {
-    "close": close,
-    "aclose": lambda resource, error: drive(resource.aclose()),
-    "with": end_block,
-    "async with": lambda resource, error: drive(end_async_block(resource, error)),
-}
-
-
-def drive(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run a coroutine that never suspends. `asyncio.run` would handle SIGINT itself."""
-    with contextlib.suppress(StopIteration):
-        coroutine.send(None)
+def end(resource: Resource, how: str, error: BaseException | None = None) -> None:
+    """Close a resource in one of the four ways, the blocks with an error."""
+    if how == "close":
+        resource.close()
+    elif how == "with":
+        with resource:
+            if error is not None:
+                raise error
+    else:
+        to_close = resource.aclose() if how == "aclose" else end_async_block(resource, error)
+        with contextlib.suppress(StopIteration):  # `asyncio.run` would handle SIGINT itself.
+            to_close.send(None)
 
 
 def failing(error: BaseException) -> Counted:
@@ -147,31 +134,27 @@ def failing(error: BaseException) -> Counted:
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("end", ENDS)
-def test_close_raises_error_of_release_and_is_closed(end: str, kind: type[BaseException]) -> None:
+@pytest.mark.parametrize("how", ["close", "aclose", "with", "async with"])
+def test_close_raises_error_of_release_and_is_closed(how: str, kind: type[BaseException]) -> None:
     error = kind("no")
     resource = failing(error)
     with pytest.raises(kind) as caught:
-        ENDS[end](resource, None)
+        end(resource, how)
     assert caught.value is error
     assert resource.close() is False
     assert (resource.closed, resource.released) == (True, 1)
 
 
-@pytest.mark.parametrize("end", ["with", "async with"])
-def test_end_of_the_program_wins_over_the_block(end: str) -> None:
+@pytest.mark.parametrize("how", ["with", "async with"])
+def test_exception_of_the_block_wins_over_errors_but_not_over_an_exit(how: str) -> None:
     error = KeyError("mine")
-    with pytest.raises(SystemExit) as caught:
-        ENDS[end](failing(SystemExit("no")), error)
-    assert caught.value.__context__ is error
-
-
-@pytest.mark.parametrize("end", ["with", "async with"])
-def test_exception_of_the_block_wins_with_a_note(end: str) -> None:
+    with pytest.raises(SystemExit) as exits:
+        end(failing(SystemExit("no")), how, error)
+    assert exits.value.__context__ is error
     error = KeyError("mine")
     resource = failing(ValueError("no"))
     with pytest.raises(KeyError, match="mine") as caught:
-        ENDS[end](resource, error)
+        end(resource, how, error)
     assert caught.value is error
     assert error.__cause__ is error.__context__ is None
     assert error.__notes__ == ["releasing Counted also failed: ValueError('no')"]
@@ -221,24 +204,19 @@ def test_resource_combines_with_slots() -> None:
 
 
 def test_closed_resources_are_freed() -> None:
-    result = run(
-        """
-        import tracemalloc
-        from tests.support.counted_resource import Counted
-        with Counted():
-            for _ in range(1000):
-                Counted().close()
-            tracemalloc.start()
-            for _ in range(1000):
-                Counted().close()
-            before = tracemalloc.get_traced_memory()[0]
-            for _ in range(1000):
-                Counted().close()
-            print(tracemalloc.get_traced_memory()[0] - before)
-        """
-    )
-    assert_clean(result)
-    assert int(result.stdout) < 2000
+    def open_and_close() -> int:
+        for _ in range(1000):
+            Counted().close()
+        return tracemalloc.get_traced_memory()[0]
+
+    with Counted():
+        open_and_close()
+        tracemalloc.start()
+        try:
+            before = open_and_close()
+            assert open_and_close() - before < 2000
+        finally:
+            tracemalloc.stop()
 
 
 class Model(Counted):
@@ -286,14 +264,7 @@ def test_other_closers_wait_for_the_first() -> None:
     assert (resource.released, resource.closed) == (1, True)
 
 
-def test_close_inside_of_release_returns() -> None:
-    seen: list[bool] = []
-    resource = Counted(lambda self: seen.append(self.close() or self.closed))
-    resource.close()
-    assert seen == [False]
-    assert resource.closed
-
-
+@pytest.mark.usefixtures("hasty")
 def test_threads_and_a_signal_handler_release_each_once() -> None:
     resources = [Counted() for _ in range(1000)]
 
@@ -301,13 +272,11 @@ def test_threads_and_a_signal_handler_release_each_once() -> None:
         for resource in resources:
             resource.close()
 
-    before, interval = signal.signal(signal.SIGALRM, close_all), sys.getswitchinterval()
+    before = signal.signal(signal.SIGALRM, close_all)
     try:
-        sys.setswitchinterval(1e-6)
         signal.setitimer(signal.ITIMER_REAL, 0.001)
         assert in_threads(*[close_all] * 4) == [None] * 4
     finally:
-        sys.setswitchinterval(interval)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -330,7 +299,7 @@ class R(Resource):
 
 
 def test_exit_closes_newest_first_after_the_users_callbacks() -> None:
-    result = run(
+    output = output_of(
         EXIT
         + """
 class Opens(R):  # What is opened while everything is closed is closed as well.
@@ -346,27 +315,11 @@ d = D("left to the program")
 atexit.register(lambda: print("open" if not a.closed else "closed", is_shutting_down()))
 """
     )
-    assert_clean(result)
-    lines = result.stdout.splitlines()
+    lines = output.splitlines()
     late = ["0 True 1", "1 True 1"]
     order = ["b False 1", "open False", "2 True 1", "c True 1", "a True 1"]
     assert [line for line in lines if line not in late] == order
     assert sorted(lines) == sorted([*order, *late])
-
-
-def test_error_at_exit_names_the_class() -> None:
-    program = """
-    from torch_utils import Resource
-
-    class Embedder(Resource):
-        def _release(self):
-            raise OSError("disk full")
-
-    embedder = Embedder()
-    """
-    result = run(program)
-    assert "<function Embedder._release at" in result.stderr
-    assert "OSError: disk full" in result.stderr
 
 
 def test_cycle_that_a_daemon_thread_collects_at_exit_is_released_once() -> None:
@@ -396,7 +349,7 @@ begun.wait()
 
 def test_instance_that_ray_makes_for_a_class_is_not_released() -> None:
     """`ray.remote` creates an object of a class of its own, without ``__init__``."""
-    result = run("""
+    output = output_of("""
 import sys, types
 from torch_utils import Resource
 
@@ -413,5 +366,4 @@ class Actor:
 class Remote(Actor, Model): pass
 phantom, model = Remote(), Model()
 """)
-    assert_clean(result)
-    assert result.stdout == "model\n"
+    assert output == "model\n"

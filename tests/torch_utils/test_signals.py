@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.clean_exit import check
-from tests.support.programs import IMPORT_PATH, assert_clean, run
+from tests.support.programs import IMPORT_PATH, output_of
 from tests.support.threads import errors_in_threads
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
 
@@ -39,45 +39,40 @@ def wait_until_ended():
     "name", ["SIGTERM", *(pytest.param(n, marks=pytest.mark.slow) for n in ("SIGINT", "SIGHUP"))]
 )
 def test_signal_ends_blocks_runs_atexit_and_closes_resources(name: str) -> None:
-    result = run(
-        PRELUDE
-        + f"""
-exit_on_signals(signal.{name})
+    program = """
+number = getattr(signal, sys.argv[1])
+exit_on_signals(number)
 r = R("kept")
 atexit.register(print, "atexit", flush=True)
 with R("block"):
-    kill(signal.{name})
+    kill(number)
     wait_until_ended()
 """
-    )
-    assert_clean(result, 128 + getattr(signal, name))
+    code = 128 + getattr(signal, name)
     order = ["begin block", "end block", "atexit", "begin kept", "end kept"]
-    assert result.stdout.splitlines() == order
+    assert output_of(PRELUDE + program, name, returncode=code).splitlines() == order
 
 
 IN_THE_MIDDLE = {
-    "release": 'R("slow", action=lambda: kill(signal.SIGTERM)).close()',
-    "end of a scope": """
+    "slow kept": 'R("slow", action=lambda: kill(signal.SIGTERM)).close()',
+    "slow outer kept": """
 with SafePyTorchCleanup(R("outer")) as scope:
     scope.manage(R("slow", action=lambda: kill(signal.SIGTERM)))
 """,
 }
 
 
-@pytest.mark.parametrize("place", IN_THE_MIDDLE)
-def test_signal_waits_for_a_running_cleanup(place: str) -> None:
-    program = f'exit_on_signals()\nr = R("kept")\n{IN_THE_MIDDLE[place]}\nwait_until_ended()\n'
-    result = run(PRELUDE + program)
-    assert_clean(result, 143)
-    names = ["slow", "outer", "kept"] if "scope" in place else ["slow", "kept"]
-    assert result.stdout.split() == " ".join(f"begin {n} end {n}" for n in names).split()
+@pytest.mark.parametrize("order", IN_THE_MIDDLE)
+def test_signal_waits_for_a_running_cleanup(order: str) -> None:
+    """Of a resource, and at the end of a scope."""
+    program = f'exit_on_signals()\nr = R("kept")\n{IN_THE_MIDDLE[order]}\nwait_until_ended()\n'
+    output = output_of(PRELUDE + program, returncode=143)
+    assert output.split() == " ".join(f"begin {n} end {n}" for n in order.split()).split()
 
 
 @pytest.mark.parametrize(("when", "error"), [("during", "KeyboardInterrupt"), ("after", "Stop")])
 def test_failing_release_loses_no_signal(when: str, error: str) -> None:
-    result = run(
-        PRELUDE
-        + """
+    program = """
 class Stop(BaseException): pass
 def fails():
     if sys.argv[1] == "during": kill(signal.SIGTERM)
@@ -88,13 +83,10 @@ try: bad.close()
 except (Stop, KeyboardInterrupt): print("caught", flush=True)
 kill(signal.SIGTERM)
 wait_until_ended()
-""",
-        when,
-        error,
-    )
-    assert_clean(result, 143)
+"""
     caught = "caught " if when == "after" else ""
-    assert result.stdout.split() == f"begin bad {caught}begin kept end kept".split()
+    output = output_of(PRELUDE + program, when, error, returncode=143)
+    assert output.split() == f"begin bad {caught}begin kept end kept".split()
 
 
 def test_signal_breaks_off_no_exit_callback_and_keeps_the_exit_status() -> None:
@@ -107,9 +99,8 @@ atexit.register(save)
 a, b = R("a"), R("b", action=lambda: kill(signal.SIGTERM))
 sys.exit(5)
 """
-    result = run(PRELUDE + program)
-    assert_clean(result, 5)
-    assert result.stdout.split() == "saved begin b end b begin a end a".split()
+    output = output_of(PRELUDE + program, returncode=5)
+    assert output.split() == "saved begin b end b begin a end a".split()
 
 
 SECOND = """
@@ -119,30 +110,23 @@ def kill_again():
     time.sleep(1.2)
     kill(signal.SIGTERM)
     wait_until_ended()
-HANG
-"""
-HANGS = {
-    "in a block": """
+if sys.argv[1] == "in a release at exit":
+    r = R("hangs", action=kill_again)
 try:
     kill(signal.SIGTERM)
 finally:
-    kill_again()
-""",
-    "in a release at exit": 'r = R("hangs", action=kill_again)\nkill(signal.SIGTERM)',
-}
+    if sys.argv[1] == "in a block":
+        kill_again()
+"""
 
 
-@pytest.mark.parametrize("place", HANGS)
+@pytest.mark.parametrize("place", ["in a block", "in a release at exit"])
 def test_second_signal_ends_a_program_that_hangs(place: str) -> None:
-    result = run(PRELUDE + SECOND.replace("HANG", HANGS[place]))
-    assert_clean(result, -signal.SIGTERM)
-    assert "never" not in result.stdout
+    assert "never" not in output_of(PRELUDE + SECOND, place, returncode=-signal.SIGTERM)
 
 
 def test_earlier_handler_is_called_and_restored() -> None:
-    result = run(
-        PRELUDE
-        + """
+    program = """
 def earlier(number, frame): print("earlier", number, flush=True)
 signal.signal(signal.SIGTERM, earlier)
 with exit_on_signals():
@@ -156,9 +140,7 @@ except SystemExit as error:
     print(error.code)
 assert signal.getsignal(signal.SIGTERM) is exits.previous[signal.SIGTERM] is earlier
 """
-    )
-    assert_clean(result)
-    assert result.stdout == "earlier 15\n143\n"
+    assert output_of(PRELUDE + program) == "earlier 15\n143\n"
 
 
 def test_restore_leaves_newer_handlers_alone() -> None:
@@ -183,42 +165,28 @@ def test_mistakes_are_refused_and_change_no_handler() -> None:
     assert isinstance(error, TorchUtilsError) and "call it in the main thread" in str(error)
 
 
-def test_exit_in_unawaited_task_logs_nothing() -> None:
-    result = run(
-        PRELUDE
-        + """
+def test_event_loop_receives_signals_once_and_logs_nothing() -> None:
+    """One that a release puts off, and one that ends the program in a task nobody waits for."""
+    program = """
 import asyncio
 async def task():
     kill(signal.SIGTERM)
     for _ in range(100): time.sleep(0.0001)
 async def main():
+    loop, told = asyncio.get_running_loop(), []
+    loop.add_signal_handler(signal.SIGUSR1, told.append, 1)
+    R("telling", action=lambda: kill(signal.SIGUSR1)).close()
+    await asyncio.sleep(0.1)
+    print(told, flush=True)
     kept = asyncio.create_task(task())
     await asyncio.sleep(60)
-r0 = R("kept")
+r = R("kept")
 exit_on_signals()
 asyncio.run(main())
 """
-    )
-    assert_clean(result, 143)
-    assert result.stdout == "begin kept\nend kept\n"
-
-
-def test_event_loop_receives_deferred_signal_once() -> None:
-    result = run("""
-    import asyncio, signal
-    from torch_utils import Resource
-    class R(Resource):
-        def _release(self): signal.raise_signal(signal.SIGTERM)
-    async def main():
-        told = []
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.append, 1)
-        R().close()
-        await asyncio.sleep(0.1)
-        print(told)
-    asyncio.run(main())
-    """)
-    assert_clean(result)
-    assert result.stdout == "[1]\n"
+    output = output_of(PRELUDE + program, returncode=143)
+    expected = ["begin telling", "end telling", "[1]", "begin kept", "end kept"]
+    assert output.splitlines() == expected
 
 
 IN_A_CALL = """

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,15 +17,6 @@ from tests.support.threads import in_threads
 from torch_utils import CleanupReport, ReleasedError, release
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
-
-
-@pytest.fixture
-def hasty() -> Iterator[None]:
-    """Make Python switch threads as often as possible."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def model_of(layers: int = 20) -> nn.Sequential:
