@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import numpy as np
-import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -63,10 +60,3 @@ def optimizer_with_state() -> torch.optim.Optimizer:
     layer(torch.ones(20)).sum().backward()
     optimizer.step()
     return optimizer
-
-
-def index_with_vectors() -> Any:
-    faiss = pytest.importorskip("faiss")
-    index = faiss.IndexFlatIP(8)
-    index.add(np.ones((100, 8), np.float32))
-    return index

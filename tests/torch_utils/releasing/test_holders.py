@@ -62,6 +62,7 @@ HOLDERS: dict[str, tuple[Callable[[nn.Parameter], Any], str]] = {
 }
 
 
+@pytest.mark.xdist_group("optimizers")  # Their imports are slow.
 def test_holders_are_named() -> None:
     model = nn.ModuleDict({kind: nn.Linear(8, 8, bias=False) for kind in HOLDERS})
     KEPT.update({kind: make(model[kind].weight) for kind, (make, _) in HOLDERS.items()})

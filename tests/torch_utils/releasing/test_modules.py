@@ -9,6 +9,7 @@ import copy
 import inspect
 import io
 import pickle
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,15 @@ OTHER_USES: list[Callable[[Any], Any]] = [
     pickle.dumps,
     lambda m: nn.Sequential(m)(INPUTS),
 ]
+
+
+def test_error_names_the_thread_if_no_line_of_the_program_began_the_release() -> None:
+    model = nn.Linear(4, 4)
+    thread = threading.Thread(target=release, args=(model,), name="idle models")
+    thread.start()
+    thread.join()
+    with pytest.raises(ReleasedError, match="released in the thread 'idle models', so"):
+        model(torch.ones(4))
 
 
 def test_every_use_of_a_released_module_raises_released_error() -> None:
