@@ -84,8 +84,29 @@ def raising(*args: object) -> Any:
     raise RuntimeError("driver trouble")
 
 
+def torch_with(cuda: Any, **more: Any) -> Any:
+    return types.SimpleNamespace(cuda=cuda, __version__="0", **more)
+
+
+BROKEN = {
+    "missing": None,
+    "half-imported": torch_with(None, __spec__=types.SimpleNamespace(_initializing=True)),
+    "without cuda": torch_with(None),
+    "raising": torch_with(types.SimpleNamespace(is_available=raising, is_initialized=raising)),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_torch_has_no_device_and_raises_nothing(kind: str) -> None:
+    with installed(BROKEN[kind]):
+        assert is_cuda_available() is False
+        assert get_optimal_device() == "cpu"
+        assert safe_cuda_empty_cache() is False
+        assert not get_device_info()["cuda_available"]
+        assert memory_snapshot().devices == {}
+
+
 def test_checks_do_not_raise_if_a_device_fails() -> None:
-    """The matrix of hazards has torch blocked, half-imported and without CUDA."""
     with installed(stand_in(mem_get_info=raising, device=raising, get_device_name=raising)):
         assert is_cuda_available() is True
         assert get_optimal_device() == "cuda"

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import inspect
+import pickle
 import signal
 import sys
 import time
@@ -189,6 +191,12 @@ def test_async_or_generator_release_raises() -> None:
             resource.close()
         assert resource.closed
     gc.collect()
+
+
+def test_resource_cannot_be_copied() -> None:
+    for make_copy in (copy.copy, copy.deepcopy, pickle.dumps):
+        with Counted() as resource, pytest.raises(TypeError, match="cannot"):
+            make_copy(resource)
 
 
 def test_resource_combines_with_slots() -> None:

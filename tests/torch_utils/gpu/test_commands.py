@@ -6,13 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support.programs import ROOT
-from tests.torch_utils.gpu import plain
-from tests.torch_utils.gpu.run import on_device
 
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -26,15 +23,9 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_tests_without_time_are_left_out(tmp_path: Path) -> None:
-    """They are named, and count as a failure."""
-    done = on_device(tmp_path, "rehearsal", dict.fromkeys(plain.PARTS, 0.0), "test_pool")
-    left_out = {"outcome": "left out", "reason": "no time", "seconds": 0.0}
-    assert done["tests"] == {"test_ordinary_programs::test_pool_keeps_its_budget": left_out}
-    assert done["exit_code"] == 1
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 def test_benchmark_finds_what_topk_finds_and_writes_no_results() -> None:
     """So it does in each type; the encoders return the same vectors."""
     folder = ROOT / "benchmarks" / "results"
@@ -51,7 +42,6 @@ def test_benchmark_finds_what_topk_finds_and_writes_no_results() -> None:
     assert len(ways) == 4 and all("torch_utils" in names for names in ways)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["tests/torch_utils/gpu/run.py", "benchmarks/gpu.py"])
 def test_commands_fail_without_a_gpu(command: str) -> None:
     pytest.importorskip("torch")

@@ -54,19 +54,32 @@ def test_release_of_a_model_returns_its_memory(device: Any) -> None:
 
 
 @slow_rehearsal
-def test_scope_frees_gradients_and_optimizer_state(device: Any) -> None:
+def test_training_returns_gradients_and_optimizer_state(device: Any) -> None:
+    """The loss falls, and a checkpoint in host memory stays."""
     import torch
 
+    torch.manual_seed(0)
     before = device.reserved_bytes()
-    with SafePyTorchCleanup(thorough=True) as scope:
-        model = scope.manage(load(device))
-        optimizer = scope.manage(torch.optim.Adam(model.parameters()))
-        loss = scope.manage(model(device.inputs(model)).square().mean())
+    model = load(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    inputs = device.inputs(model)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), inputs)
         loss.backward()
-        device.watch(*(parameter.grad for parameter in model.parameters()))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        device.watch(*(state["exp_avg"] for state in optimizer.state.values()))
+        schedule.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    device.watch(*(parameter.grad for parameter in model.parameters()))
+    device.watch(*(state["momentum_buffer"] for state in optimizer.state.values()))
+    checkpoint = {name: value.cpu().clone() for name, value in model.state_dict().items()}
+    release(model, optimizer, schedule, inputs, loss, thorough=True)
     assert device.reserved_bytes() == before
+    assert all(value.isfinite().all() for value in checkpoint.values())
 
 
 def test_failed_block_frees_the_model(device: Any) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.support.threads import in_threads
 from tests.torch_utils.gpu.device import MB, alone, needs, slow_rehearsal
 from torch_utils import (
     ModelHost,
@@ -62,32 +63,6 @@ def test_pipeline_and_sentence_transformer(device: Any, tmp_path: Path) -> None:
         device.watch(*pipeline.model.parameters())
         assert len(pipeline(texts)) == 2
         release(pipeline, thorough=True)
-
-
-def test_training_loop_with_evaluation(device: Any) -> None:
-    """The loss falls, and a checkpoint in host memory stays."""
-    import torch
-
-    torch.manual_seed(0)
-    with all_memory_back(device):
-        model = device.model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
-        inputs = device.inputs(model)
-        losses = []
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(inputs), inputs)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
-        assert losses[-1] < losses[0]
-        device.watch(*(parameter.grad for parameter in model.parameters()))
-        checkpoint = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-        release(model, optimizer, schedule, inputs, loss, thorough=True)
-    assert all(value.isfinite().all() for value in checkpoint.values())
 
 
 def test_pool_keeps_its_budget(device: Any) -> None:
@@ -150,31 +125,20 @@ def test_release_beside_queued_kernels(device: Any) -> None:
 
 
 def test_four_threads_release_on_four_streams(device: Any) -> None:
-    errors: list[BaseException] = []
-
     def work(number: float) -> None:
-        try:
-            for _ in range(5):
-                with device.other_stream() as stream:
-                    tensor = device.tensor(device.large_bytes // 8, number)
-                    result = tensor * 2
-                    release(tensor)
-                    other = device.tensor(device.large_bytes // 8, -1.0)
-                    if stream is not None:
-                        stream.synchronize()
-                    assert device.holds(result, 2 * number)
-                    release(result, other)
-        except BaseException as error:  # It is raised in the main thread.
-            errors.append(error)
+        for _ in range(5):
+            with device.other_stream() as stream:
+                tensor = device.tensor(device.large_bytes // 8, number)
+                result = tensor * 2
+                release(tensor)
+                other = device.tensor(device.large_bytes // 8, -1.0)
+                if stream is not None:
+                    stream.synchronize()
+                assert device.holds(result, 2 * number)
+                release(result, other)
 
     with all_memory_back(device):
-        threads = [threading.Thread(target=work, args=(1.0 + n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+        assert in_threads(*(partial(work, 1.0 + n) for n in range(4))) == [None] * 4
 
 
 @alone
@@ -243,42 +207,6 @@ def test_dispatch_and_offload_of_accelerate(device: Any) -> None:
         )
         assert offloaded(inputs[:, :64].contiguous()).isfinite().all()
         release(offloaded, inputs, expected, thorough=True)
-
-
-@needs("lightning")
-@slow_rehearsal
-def test_trainer_of_lightning(device: Any, tmp_path: Path) -> None:
-    import lightning
-    import torch
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = torch.nn.Linear(256, 256)
-
-        def training_step(self, batch: Any, number: int) -> Any:
-            return self.layers(batch[0]).square().mean()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters())
-
-    with warnings.catch_warnings(), all_memory_back(device):
-        warnings.simplefilter("ignore")
-        data = torch.utils.data.TensorDataset(torch.rand(32, 256))
-        module = Module()
-        trainer = lightning.Trainer(
-            accelerator="gpu" if device.name == "cuda" else "cpu",
-            devices=1,
-            max_epochs=1,
-            default_root_dir=tmp_path,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
-        device.watch(*module.to(device.torch_name).parameters())
-        release(trainer.optimizers, trainer, module, thorough=True)
 
 
 @needs("tantivy", "Stemmer", "numpy")

@@ -16,30 +16,20 @@ def overwrite(device: Any, nbytes: int) -> None:
     release(made)
 
 
-def test_dlpack_consumer_keeps_its_memory(device: Any) -> None:
+def test_dlpack_consumers_and_unopened_capsules_keep_their_memory(device: Any) -> None:
     import torch
 
-    before = device.reserved_bytes()
-    tensor = device.tensor(device.large_bytes // 8)
-    consumer = torch.from_dlpack(tensor)
-    report = release(tensor, thorough=True)
-    assert tensor.numel() == 0
-    assert sum(held.nbytes for held in report.still_held) == device.large_bytes // 8, report
-    overwrite(device, device.large_bytes // 8)
-    assert device.holds(consumer, 1)
-    del consumer
+    before, nbytes = device.reserved_bytes(), device.large_bytes // 8
+    tensors = [device.tensor(nbytes) for _ in range(2)]
+    consumer, capsule = torch.from_dlpack(tensors[0]), torch.utils.dlpack.to_dlpack(tensors[1])
+    report = release(tensors, thorough=True)
+    assert sum(held.nbytes for held in report.still_held) == 2 * nbytes, report
+    overwrite(device, nbytes)
+    other = torch.from_dlpack(capsule)
+    assert device.holds(consumer, 1) and device.holds(other, 1)
+    del consumer, capsule, other
     safe_cuda_empty_cache()
     assert device.reserved_bytes() == before
-
-
-def test_unopened_capsule_keeps_memory(device: Any) -> None:
-    import torch
-
-    tensor = device.tensor(device.large_bytes // 8)
-    capsule = torch.utils.dlpack.to_dlpack(tensor)
-    release(tensor)
-    overwrite(device, device.large_bytes // 8)
-    assert device.holds(torch.from_dlpack(capsule), 1)
 
 
 def test_arrays_of_other_libraries_keep_memory(device: Any) -> None:

@@ -1,8 +1,8 @@
-"""How the program ends: exceptions, exit codes, signals, closed streams."""
+"""How the program ends, what comes before what at its end, and releases that fail there."""
 
 from __future__ import annotations
 
-from tests.torch_utils.hazards.row import TRACEBACK, Row
+from tests.torch_utils.hazards.row import LIGHT, LOUD, TRACEBACK, Row
 
 INTERRUPTED = """
 import os, signal, time
@@ -40,23 +40,127 @@ x = make()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(5)
 """
-ZERO = "ZeroDivisionError: division by zero"
+ZERO = TRACEBACK.format("ZeroDivisionError: division by zero")
 IN_ATEXIT = r"(Exception ignored in atexit callback.*\n|Error in atexit.*\n)"
-UNCAUGHT: dict[str, int] = {"released": 0, "control": False}
+AFTER = "import atexit\nx = make()\natexit.register(lambda: log('alive', is_alive(x)))"
+BEFORE = """
+import atexit
+atexit.register(lambda: log("called", 0))
+x = make()
+"""
+MADE_AT_EXIT = """
+import atexit
+atexit.register(lambda: globals().update(x=make()))
+"""
+THREAD_IN_CLEANUP = """
+import threading
+def work():
+    t = threading.Thread(target=int)
+    t.start()
+    t.join()
+x = make(work)
+"""
+NO_THREAD = LOUD.format("RuntimeError: .*new thread at interpreter shutdown")
+WAITS = """
+import threading
+done = threading.Event()
+x = make(done.set)
+threading.Thread(target=done.wait, args=(0.5,)).start()
+"""
+DAEMON = """
+import threading, time
+x = make()
+begun = threading.Event()
+def f():
+    while {}:
+        begun.set()
+        time.sleep(0.001)
+threading.Thread(target=f, daemon=True).start()
+assert begun.wait(100)
+"""
+FAIL = "def fail():\n    raise {}\n"
+IN_A_CYCLE = """
+import gc
+x = make(fail)
+c = [x]
+c.append(c)
+del x, c
+gc.collect()
+"""
+WITH_A_LOCK = """
+import gc, logging, threading
+logging.basicConfig(level=60)
+lock = threading.Lock()
+x = make()
+c = [x]
+c.append(c)
+del x, c
+with lock, logging.getLogger().handlers[0].lock:
+    gc.collect()
+"""
+ERROR = FAIL.format("ValueError('no')")
+SAYS_ERROR = LOUD.format("ValueError: no")
+# A resource is named by its class.
+AT_EXIT = SAYS_ERROR.replace("in: .*", "in: <function .*Subject._release at .*")
 
 ENDINGS = [
-    Row("26 unhandled exception", "x = make()\n1 / 0", 1, TRACEBACK.format(ZERO)),
-    Row("27 sys.exit(3)", "import sys\nx = make()\nsys.exit(3)", 3),
-    Row("28 SIGINT in main", INTERRUPTED, -2, TRACEBACK.format("KeyboardInterrupt")),
-    Row("29 SIGINT while joining", WHILE_JOINING, stderr=JOIN),
-    Row("30 SIGTERM, default", TERMINATED, -15, **UNCAUGHT),
-    Row("30 os._exit", "import os\nx = make()\nos._exit(4)", 4, **UNCAUGHT),
+    Row("unhandled exception", "x = make()\n1 / 0", 1, ZERO),
+    Row("sys.exit(3)", "import sys\nx = make()\nsys.exit(3)", 3),
+    Row("SIGINT in main", INTERRUPTED, -2, TRACEBACK.format("KeyboardInterrupt")),
+    Row("SIGINT while joining", WHILE_JOINING, stderr=JOIN),
+    Row("SIGTERM, default", TERMINATED, -15, released=0, control=False),
     Row(
-        "31 crash in atexit",
+        "crash in atexit",
         "import atexit\nx = make()\natexit.register(lambda: 1 / 0)",
-        stderr=IN_ATEXIT + TRACEBACK.format(ZERO),
+        stderr=IN_ATEXIT + ZERO,
     ),
-    Row("32 stdout closed", "import sys\nx = make()\nsys.stdout.close()"),
-    Row("32 stdout's descriptor closed", "import os\nx = make()\nos.close(1)"),
-    Row("33 stderr closed", "import sys\nx = make()\nsys.stderr.close()"),
+    Row("stdout closed", "import sys\nx = make()\nsys.stdout.close()"),
+    Row("stderr closed", "import sys\nx = make()\nsys.stderr.close()"),
+    Row("atexit callback after the library", AFTER),
+    Row("atexit callback before the library", BEFORE, own_process=True, late=True),
+    Row("made in an atexit callback", MADE_AT_EXIT),
+    Row(
+        "made in a callback from before the library",
+        MADE_AT_EXIT + "first = make()\nclose(first)",
+        own_process=True,
+        late=True,
+        is_variation=True,
+    ),
+    Row(
+        "library before torch",
+        "x = make()\nimport torch",
+        needs_torch=True,
+        own_process=True,
+        subjects=LIGHT,
+        control=False,
+    ),
+    # The exit callback comes too late then, so only destructors release. No "host": what
+    # unloads its model lives in modules that are torn down before it.
+    Row(
+        "library first imported in atexit",
+        MADE_AT_EXIT,
+        own_process=True,
+        subjects=("resource", "scope"),
+        late=True,
+    ),
+    # Python 3.12.1 starts no thread at exit.
+    Row("thread used in cleanup", THREAD_IN_CLEANUP, stderr=f"({NO_THREAD})?"),
+    Row("thread waits for a release", WAITS),
+    Row("daemon thread uses it", DAEMON.format("is_alive(x)")),
+    Row(
+        "daemon thread searches in it",
+        DAEMON.format("x.search('cache')"),
+        subjects=("retriever",),
+        control=False,
+        is_variation=True,
+    ),
+    Row("raises at exit", ERROR + "x = make(fail)", stderr=AT_EXIT),
+    Row("raises during gc", ERROR + IN_A_CYCLE, stderr=SAYS_ERROR, control=False),
+    Row(
+        "raises SystemExit, others follow",
+        FAIL.format("SystemExit") + "x = [make(), make(fail), make()]",
+        stderr=f"({LOUD.format('SystemExit:? ?')})+",  # A host's model is logged too.
+    ),
+    Row("-W error", "x = make()", options=("-W", "error")),
+    Row("gc while a lock is held", WITH_A_LOCK, control=False),
 ]

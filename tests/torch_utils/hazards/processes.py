@@ -1,4 +1,4 @@
-"""Forks, multiprocessing, data loaders, coroutines and copies."""
+"""Forks, multiprocessing, data loaders, coroutines, and hosted models that are in use."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ FORK = """
 import os, sys
 x = make()
 if os.fork() == 0:
-    {}
+    y = make()
+    del x
+    sys.exit(0)
 assert os.wait()[1] == 0
 """
-FORKS = {
-    "sys.exit in the child": "sys.exit(0)",
-    "del in the child": "del x\n    os._exit(0)",
-    "the child has its own": "y = make()\n    sys.exit(0)",
-}
 PROCESS = """
 import multiprocessing as mp
 def work():
@@ -54,54 +51,55 @@ async def main():
     await asyncio.sleep(0.01)
 asyncio.run(main())
 """
-CANCELLED = """
-import asyncio, contextlib
-async def f():
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_exit(make())  # A scope is entered already.
-        entered.set()
-        await asyncio.sleep(100)
-async def main():
-    global entered
-    entered = asyncio.Event()
-    t = asyncio.create_task(f())
-    await entered.wait()
-    t.cancel()
-    await asyncio.wait([t])
-asyncio.run(main())
-"""
-COPIES = """
-import copy, pickle
+LEASE = """
+import threading, time
 x = make()
-for f in (copy.copy, copy.deepcopy, pickle.dumps):
-    try:
-        f(x)
-    except TypeError as e:
-        assert "cannot" in str(e), e
-    else:
-        raise AssertionError(f)
+lent = threading.Event()
+def work():
+    with x.lease():
+        lent.set()
+        time.sleep(600)
+threading.Thread(target=work, daemon=True).start()
+lent.wait()
 """
-OWN = {"own_process": True}
+LOADING = """
+import asyncio, threading
+from torch_utils import ModelHost
+begun = threading.Event()
+class Model:
+    def close(self):
+        log("released", 1)
+def load():
+    log("made", 1)
+    begun.set()
+    threading.main_thread().join(5)  # Until the program ends, if a release does not wait first.
+    return Model()
+x = ModelHost(load)
+async def main():
+    task = asyncio.create_task(x.alease().__aenter__())
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+"""
+IN_A_THREAD = "threading.Thread(target=x.load, daemon=True).start()\nbegun.wait()"
+HOSTED = {
+    "lease of a daemon thread that never ends it": LEASE,
+    "load under way in a daemon thread": LOADING + IN_A_THREAD,
+    "load that a cancelled coroutine began": LOADING + "asyncio.run(main())",
+}
 
 PROCESSES = [
-    *(Row(f"55 fork, {name}", FORK.format(code)) for name, code in FORKS.items()),
+    Row("fork", FORK),
     *(
-        Row(f"56 multiprocessing {method}", PROCESS.format(method), **OWN)
+        Row(
+            f"multiprocessing {method}",
+            PROCESS.format(method),
+            own_process=True,
+            is_variation=method != "fork",
+        )
         for method in ("fork", "forkserver", "spawn")
     ),
-    Row("57 pool that nobody closes", POOL, **OWN),
-    Row(
-        "58 DataLoader with persistent workers",
-        LOADER,
-        needs_torch=True,
-        control=False,
-    ),
-    Row("59 pending task", PENDING),
-    Row("59 cancelled async with", CANCELLED, control=False),
-    Row(
-        "60 deepcopy and pickle",
-        COPIES,
-        subjects=("resource", "retriever"),
-        control=False,
-    ),
+    Row("pool that nobody closes", POOL, own_process=True),
+    Row("DataLoader with persistent workers", LOADER, needs_torch=True, control=False),
+    Row("pending task", PENDING),
+    *(Row(name, block, subjects=("host",), control=False) for name, block in HOSTED.items()),
 ]

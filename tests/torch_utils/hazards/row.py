@@ -23,7 +23,7 @@ class Row:
     """One program.
 
     Attributes:
-        name: The row's number in the list of hazards, and what it is.
+        name: What the hazard is.
         block: Python source, indented as it pleases.
         returncode: How it must end.
         stderr: A pattern that stderr must match as a whole; empty means that it is empty.
@@ -34,6 +34,7 @@ class Row:
         subjects: Which subjects it makes sense for.
         late: Whether the program itself imports the library, later than the subjects would.
         control: Whether a naive destructor falls short in this program, which is tested too.
+        is_variation: Whether only `make test-slow` runs it.
     """
 
     name: str
@@ -47,11 +48,7 @@ class Row:
     subjects: tuple[str, ...] = ALL
     late: bool = False
     control: bool = True
-
-    @property
-    def number(self) -> str:
-        """The number of its hazard."""
-        return self.name[:2]
+    is_variation: bool = False
 
     @property
     def program(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections import Counter
@@ -13,19 +14,13 @@ import pytest
 
 from tests.support.other_pythons import other_pythons
 from tests.support.programs import Result, run, run_forked
-from tests.torch_utils.hazards.callbacks import CALLBACKS
 from tests.torch_utils.hazards.endings import ENDINGS
-from tests.torch_utils.hazards.hosts import HOSTS
-from tests.torch_utils.hazards.order import ORDER
 from tests.torch_utils.hazards.places import PLACES
 from tests.torch_utils.hazards.processes import PROCESSES
-from tests.torch_utils.hazards.row import Row
+from tests.torch_utils.hazards.row import ALL, Row
 from tests.torch_utils.hazards.torch_states import TORCH_STATES
 
-THEMES = [PLACES, ENDINGS, ORDER, CALLBACKS, TORCH_STATES, PROCESSES, HOSTS]
-ROWS = [row for theme in THEMES for row in theme]
-# The first row of each hazard; the others with its number are variations.
-FIRST = {row.number: row for row in reversed(ROWS)}
+THEMES = [PLACES, ENDINGS, TORCH_STATES, PROCESSES]
 PRELUDE = "from tests.torch_utils.hazards.subjects import close, is_alive, log, make\n"
 PYTHONS = {"this Python": sys.executable, **other_pythons()}
 
@@ -38,21 +33,19 @@ def _params() -> list[Any]:
     """
     found = []
     for theme in THEMES:
-        for version in PYTHONS:
-            for subject in ("resource", "scope", "host", "retriever"):
-                rows = [row for row in theme if subject in row.subjects]
-                if version != "this Python":
-                    rows = [row for row in rows if not row.needs_torch and subject != "retriever"]
-                    rows = rows if subject == "resource" else rows[:2]
-                for row in rows:
-                    is_quick = version == "this Python" and row is FIRST[row.number]
-                    is_quick = is_quick and subject == row.subjects[0]
-                    marks = [] if is_quick else [pytest.mark.slow]
-                    if row.needs_torch or subject == "retriever":
-                        # In one worker, which then imports torch once.
-                        marks.append(pytest.mark.xdist_group("hazards"))
-                    name = f"{row.name}-{subject}-{version}"
-                    found.append(pytest.param(row, subject, version, id=name, marks=marks))
+        for version, subject in itertools.product(PYTHONS, ALL):
+            rows = [row for row in theme if subject in row.subjects]
+            if version != "this Python":
+                rows = [row for row in rows if not row.needs_torch and subject != "retriever"]
+                rows = rows if subject == "resource" else rows[:2]
+            for row in rows:
+                is_quick = version == "this Python" and subject == row.subjects[0]
+                marks = [] if is_quick and not row.is_variation else [pytest.mark.slow]
+                if row.needs_torch or subject == "retriever":
+                    # In one worker, which then imports torch once.
+                    marks.append(pytest.mark.xdist_group("hazards"))
+                name = f"{row.name}-{subject}-{version}"
+                found.append(pytest.param(row, subject, version, id=name, marks=marks))
     return found
 
 
@@ -100,7 +93,11 @@ def test_released_exactly_once_and_silent(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [row for row in ROWS if row.control], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [row for theme in THEMES for row in theme if row.control],
+    ids=lambda row: row.name,
+)
 def test_naive_destructor_falls_short(row: Row, tmp_path: Path) -> None:
     log = tmp_path / "log"
     result = _run(row, "naive", sys.executable, log)

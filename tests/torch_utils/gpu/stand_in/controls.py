@@ -32,7 +32,7 @@ CONTROLS: Mapping[str, Control] = {
         env={"CUDA_STAND_IN_FAULT": "keeps-freed-memory"},
     ),
     "a driver that says of every device that it is in use": Control(
-        "test_no_context::test_other_gpus_get_no_context",
+        "test_no_context::test_checks_and_cleanups_create_no_context",
         "assert set(t.memory_snapshot().devices)",
         env={"CUDA_STAND_IN_FAULT": "every-device-in-use"},
     ),
