@@ -46,36 +46,27 @@ def serve(enter: Callable[[Any], Any], body: Callable[[Any], Any] | None = None)
     return asyncio.run(main())
 
 
-def test_lifespan_closes_in_reverse_order_in_another_thread() -> None:
+def test_lifespan_closes_in_reverse_order_in_another_thread_or_the_loop() -> None:
+    """Callbacks that are coroutines run in the loop."""
     closed: list[Any] = []
+
+    async def closer(name: str) -> None:
+        await asyncio.sleep(0)
+        closed.append((name, asyncio.get_running_loop()))
 
     @lifespan
     async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
         assert app == "the app"
         scope.manage(Model("first", closed))
-        yield {"model": scope.manage(Model("second", closed))}
+        scope.callback(closer, "callback")
+        scope.manage("an object", close=closer)
+        yield {"model": scope.manage(Model("second", closed)), "loop": asyncio.get_running_loop()}
 
     state = serve(models)
     assert state["model"].closed
-    assert [name for name, _ in closed] == ["second", "first"]
-    assert all(thread is not threading.main_thread() for _, thread in closed)
-
-
-def test_coroutine_callbacks_run_in_the_loop() -> None:
-    loops: list[Any] = []
-
-    async def closer(name: str) -> None:
-        await asyncio.sleep(0)
-        loops.append((name, asyncio.get_running_loop()))
-
-    @lifespan
-    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
-        scope.callback(closer, "callback")
-        scope.manage("an object", close=closer)
-        yield {"loop": asyncio.get_running_loop()}
-
-    state = serve(models)
-    assert loops == [("an object", state["loop"]), ("callback", state["loop"])]
+    assert [name for name, _ in closed] == ["second", "an object", "callback", "first"]
+    assert [place for _, place in closed[1:3]] == [state["loop"]] * 2
+    assert threading.main_thread() not in (closed[0][1], closed[3][1])
 
 
 @pytest.mark.slow
@@ -114,7 +105,9 @@ def test_hanging_callback_is_logged_and_abandoned(
     assert "let_go.wait()" in text
 
 
-def test_exception_of_the_application_wins() -> None:
+@pytest.mark.parametrize("starts", [True, False])
+def test_exception_of_the_application_wins_and_everything_is_closed(starts: bool) -> None:
+    """One of the startup, or one that comes after the server has stopped."""
     closed: list[Any] = []
 
     def fails() -> None:
@@ -124,27 +117,14 @@ def test_exception_of_the_application_wins() -> None:
     async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
         scope.manage(Model("one", closed))
         scope.callback(fails)
-        yield
-        raise ValueError("after the server has stopped")
+        if starts:
+            yield
+        raise ValueError("of the application")
 
-    with pytest.raises(ValueError, match="after the server has stopped") as caught:
+    with pytest.raises(ValueError, match="of the application") as caught:
         serve(models)
     assert [name for name, _ in closed] == ["one"]
     assert any("cannot close" in note for note in getattr(caught.value, "__notes__", ()))
-
-
-def test_failed_startup_closes_managed_resources() -> None:
-    closed: list[Any] = []
-
-    @lifespan
-    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
-        scope.manage(Model("one", closed))
-        raise RuntimeError("no such model")
-        yield
-
-    with pytest.raises(RuntimeError, match="no such model"):
-        serve(models)
-    assert [name for name, _ in closed] == ["one"]
 
 
 @pytest.mark.parametrize("written_as", ["generator", "context manager"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import ROOT, Result, assert_clean, run_forked
+from tests.support.programs import ROOT, assert_clean, run_forked
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 
@@ -28,14 +28,15 @@ class Index(Resource):
 """
 
 
-def program(body: str, *arguments: str) -> Result:
-    return run_forked(PRELUDE + textwrap.dedent(body), *arguments, quick_end=True)
+def program(body: str, *arguments: str) -> str:
+    """Run a program that must leave cleanly; return its stdout."""
+    result = run_forked(PRELUDE + textwrap.dedent(body), *arguments, quick_end=True)
+    assert_clean(result)
+    return result.stdout
 
 
-@pytest.fixture(scope="module")
-def exposition() -> str:
-    """Return the exposition of a service that has used every metric."""
-    done = program(
+def test_releases_and_retries_are_counted_and_the_dashboard_shows_every_metric() -> None:
+    text = program(
         """
         import numpy, torch
         for _ in range(2):
@@ -58,50 +59,39 @@ def exposition() -> str:
         index.close()
         """
     )
-    assert_clean(done)
-    return done.stdout
-
-
-def test_releases_and_retries_are_counted(exposition: str) -> None:
-    text = exposition
     assert 'torch_utils_released_bytes_total{device="host"} 1e+06' in text
     assert 'torch_utils_still_held_bytes{device="host"} 1e+06' in text
     assert "torch_utils_release_duration_seconds_count 2.0" in text
     assert "torch_utils_out_of_memory_retries_total 2.0" in text
     assert 'torch_utils_open_resources{type="Index"} 1.0' in text
     assert "process_resident" in text  # prometheus-client's own, in its words
-    assert "torch_utils_process" not in text
-
-
-def test_dashboard_shows_every_metric_(exposition: str) -> None:
     dashboard = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text())
     targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
     queries = [target["expr"].replace("$__rate_interval", "1m") for target in targets]
     asked = set(re.findall(r"\b(torch_utils_\w+?)(?:_total|_bucket)?\b", " ".join(queries)))
-    exported = re.findall(r"^# TYPE (torch_utils_\w+?)(?:_total)? ", exposition, re.MULTILINE)
-    assert asked == set(exported)
+    assert asked == set(re.findall(r"^# TYPE (torch_utils_\w+?)(?:_total)? ", text, re.MULTILINE))
 
 
-def test_loads_unloads_and_leases_are_exported() -> None:
-    done = program(
-        """
-        from torch_utils import ModelHost, ModelPool
+def test_loads_unloads_and_leases_are_exported(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text(
+        "import os\nclass Model:\n    def die(self):\n        os._exit(3)\n"
+    )
+    output = program(
+        r"""
+        from torch_utils import ModelPool, ModelProcessError
+        sys.path.insert(0, sys.argv[1])
+        import dies, time
         register()
-        import torch, time
-
-        def load():
-            return torch.nn.Linear(10, 10)
 
         def fail():
             raise OSError("no such file")
 
         def unloads(name):
-            return {
-                reason: int(value("model_unloads_total", model=name, reason=reason) or 0)
-                for reason in ("requested", "idle", "evicted", "closed", "lost")
-            }
+            reasons = ("requested", "idle", "evicted", "closed", "lost")
+            counts = {r: value("model_unloads_total", model=name, reason=r) for r in reasons}
+            return {reason: int(count) for reason, count in counts.items() if count}
 
-        host = ModelHost(load, name="one", keep_alive="1ms")
+        host = ModelHost(Index, name="one", keep_alive="1ms")
         with host.lease(), host.lease():
             client.generate_latest()
             print(value("model_leases", model="one"), value("model_loaded", model="one"))
@@ -109,6 +99,8 @@ def test_loads_unloads_and_leases_are_exported() -> None:
             time.sleep(0.01)
             client.generate_latest()
         print(value("model_leases", model="one"), unloads("one"))
+        print(value("model_loads_total", model="one", outcome="success"))
+        print(value("model_load_duration_seconds_count", model="one"))
 
         broken = ModelHost(fail, name="broken")
         for _ in range(2):
@@ -117,11 +109,9 @@ def test_loads_unloads_and_leases_are_exported() -> None:
             except OSError:
                 pass
         print(value("model_loads_total", model="broken", outcome="error"))
-        print(value("model_loads_total", model="one", outcome="success"))
-        print(value("model_load_duration_seconds_count", model="one"))
 
         pool = ModelPool(max_loaded=1)
-        first, second = pool.add("first", load), pool.add("second", load)
+        first, second = pool.add("first", Index), pool.add("second", Index)
         first.load()
         second.load()
         print(unloads("first"), value("model_loaded", model="first"))
@@ -129,66 +119,47 @@ def test_loads_unloads_and_leases_are_exported() -> None:
         second.load()
         pool.close()
         print(unloads("second"))
-        host.close(), broken.close()
-        """
-    )
-    assert_clean(done)
-    none = dict.fromkeys(("requested", "idle", "evicted", "closed", "lost"), 0)
-    assert done.stdout.splitlines() == [
-        "2.0 1.0",
-        f"0.0 {none | {'idle': 1}}",
-        "2.0",
-        "1.0",
-        "1.0",
-        f"{none | {'evicted': 1}} 0.0",
-        str(none | {"requested": 1, "closed": 1}),
-    ]
 
-
-def test_hosts_of_one_name_are_added_and_labels_are_valid(tmp_path: Path) -> None:
-    (tmp_path / "dies.py").write_text(
-        "import os\nclass Model:\n    def die(self):\n        os._exit(3)\n"
-    )
-    done = program(
-        r"""
-        from torch_utils import ModelHost, ModelProcessError
-        sys.path.insert(0, sys.argv[1])
-        import dies
-        register()
-        one, other = (ModelHost(Index, name="same") for _ in range(2))
-        with one.lease(), one.lease():
-            with other.lease():
-                print(value("model_leases", model="same"))
+        # Hosts of one name are added.
+        same, other = (ModelHost(Index, name="same") for _ in range(2))
+        with same.lease(), same.lease(), other.lease():
             print(value("model_leases", model="same"), value("model_loaded", model="same"))
-        print(value("model_leases", model="same"))
-        one.close(), other.close()
+        host.close(), broken.close(), same.close(), other.close()
 
-        for name in ("two\nlines", "\ud800"):
-            with ModelHost(Index, name=name) as host:
-                host.load()
+        for name in ("two\nlines", "\ud800"):  # Labels are valid.
+            with ModelHost(Index, name=name) as named:
+                named.load()
         client.generate_latest()
-        for name in ("two\nlines", r"\ud800"):
-            print(value("model_unloads_total", model=name, reason="closed"))
+        print(unloads("two\nlines"), unloads(r"\ud800"))
 
-        with ModelHost(dies.Model, name="dies", isolation="process") as host:
-            with host.lease() as model:
+        with ModelHost(dies.Model, name="dies", isolation="process") as dying:
+            with dying.lease() as model:
                 try:
                     model.die()
                 except ModelProcessError:
                     pass
-            host.unload()
-            print(value("model_unloads_total", model="dies", reason="lost"))
-            print(value("model_leases", model="dies"))
+            dying.unload()
+            print(unloads("dies"), value("model_leases", model="dies"))
         """,
         str(tmp_path),
     )
-    assert_clean(done)
-    assert done.stdout.splitlines() == ["3.0", "2.0 2.0", "0.0", "1.0", "1.0", "1.0", "0.0"]
+    assert output.splitlines() == [
+        "2.0 1.0",
+        "0.0 {'idle': 1}",
+        "1.0",
+        "1.0",
+        "2.0",
+        "{'evicted': 1} 0.0",
+        "{'requested': 1, 'closed': 1}",
+        "3.0 2.0",
+        "{'closed': 1} {'closed': 1}",
+        "{'lost': 1} 0.0",
+    ]
 
 
 def test_asgi_app_serves_each_process_by_itself() -> None:
     """A forked child counts on, although a thread of its parent counts at the fork."""
-    done = program(
+    output = program(
         """
         import asyncio, os, signal, torch, warnings
         from torch_utils.prometheus import asgi_app
@@ -226,5 +197,4 @@ def test_asgi_app_serves_each_process_by_itself() -> None:
         print(statuses, 'model="own"' in scrape())
         """
     )
-    assert_clean(done)
-    assert done.stdout == "{0} False\n"
+    assert output == "{0} False\n"
