@@ -60,7 +60,7 @@ def test_python_block_runs(block: str, pytester: pytest.Pytester) -> None:
         outcomes = pytester.runpytest_subprocess().parseoutcomes()
         assert set(outcomes) == {"passed"}
         return
-    result = run_forked(block, env={"TQDM_DISABLE": "1"})
+    result = run_forked(block, env={"TQDM_DISABLE": "1"}, quick_end=True)
     assert_clean(result)
     assert result.stdout.endswith(expected_output(block))
 

@@ -30,14 +30,6 @@ def test_clean_exit_tells_the_broken_program_from_the_fixed_one(
     assert ERROR in README
 
 
-def test_versions_are_those_of_the_package() -> None:
-    versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
-    assert f"Python {versions[0]} to {versions[-1]}" in README
-    torch = re.search(r'^torch = \["torch>=([\d.]+)"', PROJECT, re.MULTILINE)
-    assert torch is not None
-    assert f"torch {torch[1]} or newer" in README
-
-
 def test_long_description_of_the_wheel_has_absolute_links() -> None:
     """They lead to the address that pyproject.toml names, also those of pictures."""
     pytest.importorskip("hatch_fancy_pypi_readme", reason="the group wheel is not installed")

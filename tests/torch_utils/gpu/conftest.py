@@ -17,8 +17,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if importlib.util.find_spec("xdist") is not None:  # Without xdist the marker does not exist.
         marks.append(pytest.mark.xdist_group("gpu"))
     real = pytest.param(Cuda, id="cuda", marks=marks)
-    slow = [pytest.mark.slow] if hasattr(metafunc.function, "has_slow_rehearsal") else []
-    rehearsal = pytest.param(Rehearsal, id="rehearsal", marks=slow)
+    rehearsal = pytest.param(Rehearsal, id="rehearsal", marks=pytest.mark.slow)
     metafunc.parametrize("device", [rehearsal, real], indirect=True)
 
 

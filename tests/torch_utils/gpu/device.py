@@ -27,15 +27,6 @@ from tests.torch_utils.gpu import driver
 MB = 1 << 20
 
 
-def slow_rehearsal(test: Any) -> Any:
-    """Mark the rehearsal of a test as slow.
-
-    It starts several interpreters that import torch, or `make test` has an equal test for the CPU.
-    """
-    test.has_slow_rehearsal = True
-    return test
-
-
 def alone(test: Any) -> Any:
     """Let a test run without others, because it fills the card or measures time."""
     test.part = "alone"

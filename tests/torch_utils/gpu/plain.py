@@ -83,13 +83,10 @@ def note(journal: Path, test: str, outcome: str, reason: str = "", seconds: floa
         file.write(json.dumps(entry) + "\n")
 
 
-def chosen_tests(
-    kind: type[Any], part: str, only: str
-) -> Iterator[tuple[str, Callable[..., None]]]:
-    """Yield the tests of a part; a rehearsal leaves out the slow ones, unless it is asked."""
+def chosen_tests(part: str, only: str) -> Iterator[tuple[str, Callable[..., None]]]:
+    """Yield the tests of a part whose names contain a text."""
     for name, test in tests():
-        is_slow = kind.name == "rehearsal" and hasattr(test, "has_slow_rehearsal")
-        if part_of(test) == part and only in name and (only or not is_slow):
+        if part_of(test) == part and only in name:
             yield name, test
 
 
@@ -100,7 +97,7 @@ def main(kind: str, journal: Path, part: str, only: str = "") -> None:
     done, chosen = read(journal), device_of(kind)
     programs.TIMEOUT_S = round(0.8 * chosen.test_s)
     waiting = []
-    for name, test in chosen_tests(chosen, part, only):
+    for name, test in chosen_tests(part, only):
         why_not = chosen.skipped.get(name) or chosen.skipped.get(name.partition("::")[0])
         if why_not:
             note(journal, name, "skipped", why_not)

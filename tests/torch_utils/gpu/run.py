@@ -87,8 +87,7 @@ def on_device(
             code = limited(command, end, PYTHONPATH=paths(folder), **env)
             _note_ended(journal, code)
     tests = plain.read(journal)
-    chosen = plain.device_of(kind)
-    for name, _ in (each for part in ends for each in plain.chosen_tests(chosen, part, only)):
+    for name, _ in (each for part in ends for each in plain.chosen_tests(part, only)):
         tests.setdefault(name, {"outcome": "left out", "reason": "no time", "seconds": 0.0})
     wrong = any(test["outcome"] in ("failed", "left out") for test in tests.values())
     return {"exit_code": int(wrong), "tests": tests}
@@ -106,13 +105,13 @@ def _note_ended(journal: Path, code: int | None) -> None:
             plain.note(journal, name, "failed", f"{text}\ncut off: {how}")
 
 
-def announce(kind: str, only: str) -> None:
+def announce(only: str) -> None:
     """Print which tests will be skipped because a package is missing."""
     from tests.torch_utils.gpu import plain
     from tests.torch_utils.gpu.device import missing
 
     for part in plain.PARTS:
-        for name, test in plain.chosen_tests(plain.device_of(kind), part, only):
+        for name, test in plain.chosen_tests(part, only):
             if lacking := missing(test):
                 print(f"will skip {name}: needs {', '.join(lacking)}", flush=True)
 
@@ -127,7 +126,7 @@ def main(*, rehearse: bool, only: str = "") -> int:
         print(f"{why_not}; --rehearse runs the same tests in host memory")
         return 1
     kind = "rehearsal" if rehearse else "cuda"
-    announce(kind, only)
+    announce(only)
     slower = 10 if rehearse else 1  # A rehearsal is not about minutes.
     ends = {part: started + slower * end for part, end in ENDS_S.items()}
     with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.torch_utils.gpu.device import alone, slow_rehearsal
+from tests.torch_utils.gpu.device import alone
 
 SCOPE = """
 from torch_utils import SafePyTorchCleanup, is_out_of_memory
@@ -60,17 +60,14 @@ def settings(value: str) -> dict[str, str]:
 
 
 @alone
-@slow_rehearsal
 def test_expandable_segments_are_unmapped(device: Any) -> None:
     """The program fills the card, so it runs alone."""
     device.assert_clean(device.run(SCOPE, env=settings("expandable_segments:True")))
 
 
-@slow_rehearsal
 def test_thorough_release_empties_pinned_cache(device: Any) -> None:
     device.assert_clean(device.run(PINNED))
 
 
-@slow_rehearsal
 def test_thorough_release_empties_registered_pinned_cache(device: Any) -> None:
     device.assert_clean(device.run(PINNED, env=settings("pinned_use_cuda_host_register:True")))

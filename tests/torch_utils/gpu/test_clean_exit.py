@@ -10,7 +10,7 @@ from unittest import SkipTest
 
 from clean_exit import ExitReport, check
 from tests.support.programs import IMPORT_PATH
-from tests.torch_utils.gpu.device import last, slow_rehearsal
+from tests.torch_utils.gpu.device import last
 
 MB = 1 << 20
 
@@ -57,7 +57,6 @@ def with_child(device: Any, end: str) -> str:
     return CHILD.format(module=type(device).__module__, kind=type(device).__name__, end=end)
 
 
-@slow_rehearsal
 def test_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
     end = "child.returncode = 0  # The child outlives the program."
     report = checked(device, tmp_path, with_child(device, end))
@@ -99,7 +98,6 @@ EARLY = """
 """
 
 
-@slow_rehearsal
 def test_shared_tensor_that_outlives_its_producer_is_reported(device: Any, tmp_path: Path) -> None:
     report = checked(device, tmp_path, SHARING.format(end=EARLY))
     assert "cuda-ipc" in ids(report), str(report)
@@ -136,7 +134,6 @@ NCCL = {
 
 
 @last
-@slow_rehearsal
 def test_process_group_that_was_not_destroyed_is_reported(device: Any, tmp_path: Path) -> None:
     import torch.distributed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support import programs
-from tests.torch_utils.gpu.device import slow_rehearsal
 
 RESOURCE = """
 import atexit, gc, os, sys
@@ -28,7 +27,6 @@ def run(device: Any, program: str, *, released: int = 1, returncode: int = 0) ->
     return result
 
 
-@slow_rehearsal
 def test_open_model_is_closed_silently_at_exit(device: Any) -> None:
     """Only teardown could free the model, and an exit callback of the program still uses it."""
     run(
@@ -41,7 +39,6 @@ atexit.register(lambda: model.model(device.inputs(model.model)))
     )
 
 
-@slow_rehearsal
 def test_late_destructors_empty_caches_silently(device: Any) -> None:
     run(
         device,
@@ -62,7 +59,6 @@ model = Model()
     )
 
 
-@slow_rehearsal
 def test_forked_child_releases_nothing_of_its_parent(device: Any) -> None:
     run(
         device,
@@ -85,7 +81,6 @@ assert model.model(device.inputs(model.model)).isfinite().all()
     )
 
 
-@slow_rehearsal
 def test_spawned_workers_close_their_own_models(device: Any) -> None:
     program = device.source(
         RESOURCE

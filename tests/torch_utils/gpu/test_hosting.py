@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support import programs
-from tests.torch_utils.gpu.device import slow_rehearsal
 
 PROGRAM = """
 import os, sys, time
@@ -51,7 +50,6 @@ if __name__ == "__main__":
 """
 
 
-@slow_rehearsal
 def test_process_unload_returns_the_device_context(device: Any) -> None:
     """NVML has an entry of the child until then. The parent has neither a context nor torch."""
     result = programs.run(device.source(PROGRAM), as_file=True)

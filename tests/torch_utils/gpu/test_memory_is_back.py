@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.torch_utils.gpu.device import alone, slow_rehearsal
+from tests.torch_utils.gpu.device import alone
 from torch_utils import (
     SafePyTorchCleanup,
     find_batch_size,
@@ -53,7 +53,6 @@ def test_release_of_a_model_returns_its_memory(device: Any) -> None:
     assert set(memory_snapshot().devices) <= {device.torch_name}
 
 
-@slow_rehearsal
 def test_training_returns_gradients_and_optimizer_state(device: Any) -> None:
     """The loss falls, and a checkpoint in host memory stays."""
     import torch
@@ -192,7 +191,6 @@ def test_thorough_release_frees_cuda_graph_in_a_cycle(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
-@slow_rehearsal
 def test_thorough_scope_frees_compiled_model(device: Any) -> None:
     """Compiled code, its constants and its CUDA graphs are freed as well."""
     device.assert_clean(

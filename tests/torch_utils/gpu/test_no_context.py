@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.torch_utils.gpu.device import slow_rehearsal
-
 EVERYTHING = """
 import os
 import torch
@@ -29,7 +27,6 @@ def everything():
 """
 
 
-@slow_rehearsal
 def test_checks_and_cleanups_create_no_context(device: Any) -> None:
     """As a control, the same program sees the context of a tensor. Other GPUs still have none."""
     device.assert_clean(
@@ -48,7 +45,6 @@ assert set(t.get_device_info()["memory"]) <= {device.torch_name}
     )
 
 
-@slow_rehearsal
 def test_closing_at_exit_creates_no_context(device: Any) -> None:
     device.assert_clean(
         device.run(
@@ -71,7 +67,6 @@ late.model = torch.nn.Linear(3, 3)
     )
 
 
-@slow_rehearsal
 def test_forked_child_can_use_cuda_after_checks(device: Any) -> None:
     """The parent has not used the device before the fork."""
     device.assert_clean(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.threads import in_threads
-from tests.torch_utils.gpu.device import MB, alone, needs, slow_rehearsal
+from tests.torch_utils.gpu.device import MB, alone, needs
 from torch_utils import (
     ModelHost,
     ModelPool,
@@ -38,7 +38,6 @@ def all_memory_back(device: Any) -> Iterator[None]:
 
 
 @needs("transformers", "sentence_transformers", "tokenizers", "safetensors")
-@slow_rehearsal
 def test_pipeline_and_sentence_transformer(device: Any, tmp_path: Path) -> None:
     """The vectors of both are those that the CPU computes."""
     import transformers
@@ -185,7 +184,6 @@ def test_reports_and_metrics_describe_a_device_in_use(device: Any) -> None:
 
 
 @needs("accelerate")
-@slow_rehearsal
 def test_dispatch_and_offload_of_accelerate(device: Any) -> None:
     """Its hooks hold the weights in other places."""
     import accelerate
@@ -242,7 +240,6 @@ def test_retriever_is_exact_and_returns_its_memory(device: Any) -> None:
 
 
 @needs("sentence_transformers", "tokenizers", "safetensors", "numpy")
-@slow_rehearsal
 def test_embedding_model_unloads(device: Any, tmp_path: Path) -> None:
     """The vectors are those that the CPU computes, also after it was loaded again."""
     import numpy as np

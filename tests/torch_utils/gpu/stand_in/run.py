@@ -1,4 +1,4 @@
-"""Run the GPU tests over a stand-in for CUDA, and their controls.
+"""Run the GPU tests over a stand-in for CUDA.
 
 uv installs torch for CUDA, several gigabytes, into an environment. With a folder as argument the
 environment is kept or reused; otherwise it is removed. ``CXX`` (g++) compiles the stand-in with the
@@ -15,14 +15,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[4]
 SOURCES = Path(__file__).resolve().parent
 RESULT = "gpu_stand_in"
-ALL_S, CONTROL_S = 3600.0, 600.0
+ALL_S = 3600.0
 if __name__ == "__main__":
     sys.path[:1] = [str(ROOT), str(ROOT / "benchmarks")]
 
@@ -54,44 +53,23 @@ def variables(libraries: Path, state: Path) -> dict[str, str]:
     }
 
 
-def control(name: str, python: str, folder: Path, env: Mapping[str, str]) -> dict[str, Any]:
-    """Run a test with a defect; return whether it failed as expected. A crash does not count."""
-    from tests.torch_utils.gpu import plain
-    from tests.torch_utils.gpu.run import limited, paths
-    from tests.torch_utils.gpu.stand_in.controls import CONTROLS
-
-    chosen, journal = CONTROLS[name], folder / "journal"
-    script = str(SOURCES.relative_to(ROOT) / "controls.py")
-    env = {**env, **chosen.env, "PYTHONPATH": paths(folder)}
-    limited([python, script, name, str(journal)], time.monotonic() + CONTROL_S, **env)
-    test = plain.read(journal).get(chosen.test, {"outcome": "not run", "reason": ""})
-    as_expected = test["outcome"] == "failed" and chosen.says in test["reason"]
-    return {"test": chosen.test, "as_expected": as_expected, **({} if as_expected else test)}
-
-
 def run_all(python: str, folder: Path) -> dict[str, Any]:
-    """Run the tests and the controls."""
+    """Run the tests."""
     from tests.torch_utils.gpu import plain
     from tests.torch_utils.gpu.run import on_device
-    from tests.torch_utils.gpu.stand_in.controls import CONTROLS
 
-    libraries = folder / "libraries"
     ends = dict.fromkeys(plain.PARTS, time.monotonic() + ALL_S)
-    env = variables(libraries, folder / "state")
+    env = variables(folder / "libraries", folder / "state")
     tests = on_device(folder, "stand-in", ends, "", python=python, env=env)["tests"]
     for test in tests.values():  # The other lines of a failure name files of this machine.
         test["reason"] = (test["reason"].strip().splitlines() or [""])[-1]
-    controls = {}
-    for number, name in enumerate(CONTROLS):
-        place = folder / str(number)
-        controls[name] = control(name, python, place, variables(libraries, place / "state"))
     code = "import json; from benchmarks.results_file import machine; print(json.dumps(machine()))"
     about = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, check=True)
-    return {"machine": json.loads(about.stdout), "tests": tests, "controls": controls}
+    return {"machine": json.loads(about.stdout), "tests": tests}
 
 
 def main(kept: str | None = None) -> int:
-    """Run the tests and controls, and write the results; return the exit code."""
+    """Run the tests, and write the results; return the exit code."""
     from benchmarks.results_file import write
     from tests.support.versions import make_environment
 
@@ -106,8 +84,6 @@ def main(kept: str | None = None) -> int:
     write(RESULT, result)
     wrong = [f"{t['outcome']}: {n}: {t['reason']}" for n, t in result["tests"].items()
              if t["outcome"] not in ("passed", "skipped")]  # fmt: skip
-    controls = result["controls"]
-    wrong += [f"did not fail: {n}" for n, found in controls.items() if not found["as_expected"]]
     print(*wrong, Counter(test["outcome"] for test in result["tests"].values()), sep="\n")
     return int(bool(wrong))
 

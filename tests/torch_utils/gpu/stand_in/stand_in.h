@@ -20,7 +20,7 @@ std::recursive_mutex& mutex();
 // Return an error, and keep it for this thread's cudaGetLastError.
 cudaError_t fail(cudaError_t error);
 
-// Whether CUDA_STAND_IN_FAULT or stand_in_set_fault names this fault.
+// Whether stand_in_set_fault names this fault.
 bool has_fault(const char* name);
 
 // Whether stand_in_set_fault("out of memory", calls) has chosen this allocation.
