@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import pkgutil
-
 import pytest
 
 import torch_utils
@@ -55,17 +53,23 @@ def test_public_names_exist_and_are_documented() -> None:
         torch_utils.no_such_name
 
 
-def test_no_module_has_the_name_of_a_public_function() -> None:
-    """An import of the module would hide the function."""
-    modules = {info.name for info in pkgutil.iter_modules(torch_utils.__path__)}
-    assert "_cleanup" in modules
-    assert modules.isdisjoint(torch_utils.__all__)
-
-
 # Destructors and the end of the program
 
+SAFE = {
+    "is_shutting_down": "True",
+    "is_cuda_available": "False",
+    "get_optimal_device": "cpu",
+    "get_device_info": "dict",
+    "safe_cuda_empty_cache": "False",
+    "memory_snapshot": "MemorySnapshot",
+    "release": "CleanupReport",
+    "safe_tensor_cleanup": "True",
+    "tensor": "None",  # What that leaves.
+}
+"""What the README promises to destructors, and what they get."""
+
 LEAVING = """
-import atexit, gc, sys
+import atexit, gc, sys, warnings
 TORCH
 import torch_utils
 from torch_utils import Resource, SafePyTorchCleanup
@@ -85,7 +89,8 @@ def tell(what, imports=imports, write=sys.__stdout__.write, flush=sys.__stdout__
 
 with SafePyTorchCleanup(R("warm-up")) as scope:
     scope.callback(print, "callback", flush=True)
-import warnings
+for name in dir(torch_utils):
+    getattr(torch_utils, name)
 warnings.simplefilter("ignore", ResourceWarning)
 imports.clear()
 dropped = R("dropped")
@@ -95,76 +100,46 @@ tell("destructor:")
 kept = R("kept")
 scope = SafePyTorchCleanup(R("managed"))
 scope.__enter__()
+
+def helper(): pass
 class Last:
-    def __del__(self, tell=tell):
-        tell("teardown:")
-sys.last = Last()
+    def __init__(self, place):
+        self.place, self.tensor = place, [1]
+    def __del__(self, tell=tell, safe={name: getattr(torch_utils, name) for name in NAMES}):
+        for name, function in safe.items():
+            answer = function(*(("tensor", self) if name == "safe_tensor_cleanup" else ()))
+            answer = answer if isinstance(answer, (bool, str)) else type(answer).__name__
+            tell(f"{self.place} {name} {answer}")
+        tell(f"{self.place} tensor {self.tensor}")
+        try:
+            helper()
+        except Exception as error:
+            tell(f"{self.place} naive {type(error).__name__}")
+
+# A module that something keeps is cleared; others only disappear.
+cleared = ("__main__", "torch_utils")
+sys.kept_modules = [m for n, m in sys.modules.items() if n.partition(".")[0] in cleared]
+sys.kept = Last("sys")
+sys.modules[Resource.__module__].kept = Last("library")
+if "torch" in sys.modules:
+    sys.modules["torch"].kept = Last("torch")
 atexit.register(imports.clear)
 """
 
 
 @pytest.mark.parametrize("torch", ["", "import torch"], ids=["without torch", "with torch"])
-def test_nothing_is_imported_in_destructors_and_at_exit(torch: str) -> None:
-    start = run_forked if torch else run
-    result = start(LEAVING.replace("TORCH", torch))
+def test_destructors_and_the_exit_import_nothing_and_checks_still_work(torch: str) -> None:
+    names = str([name for name in SAFE if name != "tensor"])
+    program = LEAVING.replace("TORCH", torch).replace("NAMES", names)
+    result = run_forked(program) if torch else run(program)
     assert_clean(result)
     lines = result.stdout.splitlines()
     assert lines[2:4] == ["released dropped", "destructor: []"]
-    assert lines[4:] == ["released managed", "released kept", "teardown: []"]
-
-
-SAFE = {
-    "is_shutting_down": "True",
-    "is_cuda_available": "False",
-    "get_optimal_device": "cpu",
-    "get_device_info": "dict",
-    "safe_cuda_empty_cache": "False",
-    "memory_snapshot": "MemorySnapshot",
-    "release": "CleanupReport",
-    "safe_tensor_cleanup": "True",
-    "tensor": "None",  # What that leaves.
-}
-"""What the README promises to destructors, and what they get."""
-
-
-@pytest.mark.parametrize("torch", ["", "import torch"], ids=["without torch", "with torch"])
-def test_checks_work_after_modules_were_torn_down(torch: str) -> None:
-    names = [name for name in SAFE if name != "tensor"]
-    program = f"""
-    import sys
-    {torch}
-    import torch_utils
-    def helper(): pass
-    class Last:
-        def __init__(self, name): self.name = name
-        def __del__(self, safe={{name: getattr(torch_utils, name) for name in {names}}},
-                    write=sys.__stdout__.write, flush=sys.__stdout__.flush):
-            self.tensor = [1]
-            for name, function in safe.items():
-                arguments = ("tensor", self) if name == "safe_tensor_cleanup" else ()
-                answer = function(*arguments)
-                answer = answer if isinstance(answer, (bool, str)) else type(answer).__name__
-                write(f"{{self.name}} {{name}} {{answer}}\\n")
-            write(f"{{self.name}} tensor {{self.tensor}}\\n")
-            try:
-                helper()
-            except Exception as error:
-                write(f"{{self.name}} naive {{type(error).__name__}}\\n")
-            flush()
-    for name in dir(torch_utils):
-        getattr(torch_utils, name)
-    # A module that something keeps is cleared; others only disappear.
-    cleared = ("__main__", "torch_utils")
-    sys.kept_modules = [m for n, m in sys.modules.items() if n.partition(".")[0] in cleared]
-    sys.kept = Last("sys")
-    sys.modules[torch_utils.Resource.__module__].kept = Last("library")
-    {"torch.kept = Last('torch')" if torch else ""}
-    """
-    result = run_forked(program) if torch else run(program)
-    assert_clean(result)
+    assert lines[4:6] == ["released managed", "released kept"]
     answers: dict[str, dict[str, str]] = {}
-    for line in result.stdout.splitlines():
-        place, name, answer = line.split(" ", 2)
+    for line in lines[6:]:
+        place, name, answer, imports = line.split(" ", 3)
+        assert imports == "[]", line
         answers.setdefault(place, {})[name] = answer
     assert set(answers) == {"sys", "library", *(["torch"] if torch else [])}
     assert "naive" in answers["sys"]  # The control: this is what it is all about.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.clean_exit import check
 from tests.support.programs import IMPORT_PATH
 
 pytestmark = [pytest.mark.slow, pytest.mark.real]
@@ -70,14 +70,14 @@ for name in ("terminated", "left", "dropped", "killed", "shut down"):
 """
 
 
-def test_actors_release_their_models(tmp_path: Path) -> None:
+def test_actors_release_their_models(tmp_path: Path, clean_exit: Any) -> None:
     """Ray calls __ray_shutdown__ in three actors; the two that it kills are the control."""
     pytest.importorskip("ray", reason="ray is not installed: the extra ray has it")
     (tmp_path / "released").mkdir()
     program = tmp_path / "endings.py"
     program.write_text(ENDINGS)
     environment = {"PYTHONPATH": IMPORT_PATH, "RAY_USAGE_STATS_ENABLED": "0"}
-    report = check(
+    clean_exit(
         [sys.executable, str(program), str(tmp_path / "released")],
         timeout_s=600,
         max_shutdown_s=120,
@@ -88,5 +88,4 @@ def test_actors_release_their_models(tmp_path: Path) -> None:
     )
     released = {path.name: path.read_text() for path in (tmp_path / "released").iterdir()}
     in_order = ("terminated", "left", "dropped")
-    assert released == dict.fromkeys(in_order, "released\n"), f"{report}\n{report.stderr}"
-    assert report.clean, f"{report}\n{report.stderr}"
+    assert released == dict.fromkeys(in_order, "released\n")

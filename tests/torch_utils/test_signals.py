@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.clean_exit import check
 from tests.support.programs import IMPORT_PATH, output_of
 from tests.support.threads import errors_in_threads
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
@@ -227,12 +226,16 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_call_gets_its_answer_before_a_signal_ends_the_program(
-    isolation: str, name: str, tmp_path: Path
+    isolation: str, name: str, tmp_path: Path, clean_exit: Any
 ) -> None:
     """The model is closed once, and no process remains."""
     (tmp_path / "program.py").write_text(IN_A_CALL)
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    report = check(["program.py", name, isolation], cwd=tmp_path, env=env, max_shutdown_s=120)
-    assert report.returncode == 128 + getattr(signal, name), report.stderr
+    report = clean_exit(
+        ["program.py", name, isolation],
+        returncode=128 + getattr(signal, name),
+        cwd=tmp_path,
+        env=env,
+        max_shutdown_s=120,
+    )
     assert report.stdout == "answer 42\nclosed\n", report.stderr
-    assert report.clean, f"{report}\n{report.stderr}"
