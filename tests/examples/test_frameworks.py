@@ -78,16 +78,10 @@ def output_of(report: ExitReport) -> str:
     return f"{report}\n--- stdout\n{report.stdout[-3000:]}\n--- stderr\n{report.stderr[-3000:]}"
 
 
-def lives(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the process and id of each model that was made, and of each that was closed."""
-    files = (folder / "made", folder / "closed")
-    made, closed = (sorted(f.read_text().splitlines()) if f.exists() else [] for f in files)
-    return made, closed
-
-
 def assert_released(folder: Path, report: ExitReport, *, models: int = 1) -> None:
     """Assert that each model was closed once, in the process that made it."""
-    made, closed = lives(folder)
+    files = (folder / "made", folder / "closed")
+    made, closed = (sorted(f.read_text().splitlines()) if f.exists() else [] for f in files)
     assert len(made) == models, output_of(report)
     assert closed == made, output_of(report)
 
@@ -142,14 +136,6 @@ def serve(
     return report, client.answers
 
 
-def fastapi(folder: Path, app: str, *options: str, **stop: signal.Signals) -> ExitReport:
-    need("fastapi", "uvicorn", "prometheus_client")
-    posts = [("/rate", b'["a text", "another"]')]
-    report, answers = serve(folder, posts, BIN / "uvicorn", app, "--port=PORT", *options, **stop)
-    assert [len(rates) for rates in answers] == [2], output_of(report)
-    return report
-
-
 @pytest.mark.parametrize(
     ("stop", "options"),
     [("SIGTERM", ()), ("SIGINT", ()), ("SIGTERM", ("--workers", "2"))],
@@ -158,19 +144,13 @@ def test_fastapi_example_releases_its_model(
     stop: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     """uvicorn ends itself by SIGTERM, without exit callbacks."""
-    report = fastapi(tmp_path, "fastapi_service:app", *options, stop=signal.Signals[stop])
+    need("fastapi", "uvicorn", "prometheus_client")
+    command = (BIN / "uvicorn", "fastapi_service:app", "--port=PORT")
+    posts = [("/rate", b'["a text", "another"]')]
+    report, answers = serve(tmp_path, posts, *command, *options, stop=signal.Signals[stop])
+    assert [len(rates) for rates in answers] == [2], output_of(report)
     assert report.clean, output_of(report)
     assert_released(tmp_path, report)
-
-
-def test_control_fastapi_without_lifespan_keeps_its_model(tmp_path: Path) -> None:
-    program = tmp_path / "fastapi_service.py"
-    text = program.read_text().replace("@lifespan(deadline_s=20)\n", "")
-    text = text.replace("(lifespan=models)", "()\nHOST = ModelHost(load_model)")
-    program.write_text(text.replace("request.state.host", "HOST"))
-    fastapi(tmp_path, "fastapi_service:app")
-    made, closed = lives(tmp_path)
-    assert (len(made), closed) == (1, [])
 
 
 def test_threads_example_releases_both_models(tmp_path: Path) -> None:

@@ -94,6 +94,6 @@ def test_kernel_of_the_notebook_exits_cleanly(tmp_path: Path, clean_exit: Any) -
     pytest.importorskip("nbconvert")
     pytest.importorskip("ipykernel")
     words = ("-m", "nbconvert", "--to", "notebook", "--execute", "--output", str(tmp_path / "out"))
-    words = (*words, str(EXAMPLES / "notebook.ipynb"))
-    clean_exit([*words], max_shutdown_s=120, timeout_s=TIMEOUT_S)
+    notebook = str(EXAMPLES / "notebook.ipynb")
+    clean_exit([*words, notebook], max_shutdown_s=120, timeout_s=TIMEOUT_S)
     assert (tmp_path / "out.ipynb").read_text().count("freed 63") == 2

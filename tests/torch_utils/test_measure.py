@@ -96,16 +96,7 @@ def test_other_devices_are_synchronised() -> None:
     assert (result.peak_bytes, result.device) == (7, "xpu:0")
 
 
-def test_incomplete_measurement_raises() -> None:
-    with measuring() as result:
-        assert "nothing measured yet" in str(result)
-    assert "ms on" in str(result)
-    for ask in (lambda: Measurement().median_s, lambda: Measurement().percentile_s(5)):
-        with pytest.raises(ValueError, match="nothing measured yet on cpu"):
-            ask()
-
-
-def test_wrong_arguments_of_measure_are_refused() -> None:
+def test_wrong_arguments_of_measure_and_incomplete_measurements_are_refused() -> None:
     with pytest.raises(TypeError, match="pass it without calling it"):
         measure(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="repeat >= 1"):
@@ -115,9 +106,12 @@ def test_wrong_arguments_of_measure_are_refused() -> None:
     for device in ("cdua", 5):
         with pytest.raises(ValueError, match=f"cannot measure on device '{device}'"):
             measure(sum, [1], device=device)
-
-
-def test_device_without_torch_is_refused() -> None:
+    for ask in (lambda: Measurement().median_s, lambda: Measurement().percentile_s(5)):
+        with pytest.raises(ValueError, match="nothing measured yet on cpu"):
+            ask()
+    with measuring() as result:
+        assert "nothing measured yet" in str(result)
+    assert "ms on" in str(result)
     with installed(None):
         with pytest.raises(ValueError, match="import torch first"), measuring("cuda"):
             pass

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+from typing import Any
 
 import pytest
 
@@ -16,17 +19,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = [pytest.mark.gpu]
     if importlib.util.find_spec("xdist") is not None:  # Without xdist the marker does not exist.
         marks.append(pytest.mark.xdist_group("gpu"))
-    real = pytest.param(Cuda, id="cuda", marks=marks)
+    kind = Cuda
+    if "CUDA_STAND_IN" in os.environ:
+        from tests.torch_utils.gpu.stand_in.device import StandIn as kind
+    real = pytest.param(kind, id="cuda", marks=marks)
     rehearsal = pytest.param(Rehearsal, id="rehearsal", marks=pytest.mark.slow)
     metafunc.parametrize("device", [rehearsal, real], indirect=True)
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> Cuda | Rehearsal:
+def device(request: pytest.FixtureRequest) -> Any:
     pytest.importorskip("torch")
-    if request.param is Cuda and Cuda.why_not() is not None:
-        pytest.skip(str(Cuda.why_not()))
-    made = request.param()
-    if request.param is Cuda:  # A rehearsal counts only the tensors that it watches.
+    kind = request.param
+    why_not = kind.skipped.get(request.node.originalname) or kind.skipped.get(request.path.stem)
+    if why_not or (why_not := kind.why_not()):
+        pytest.skip(why_not)
+    made = kind()
+    if made.name == "cuda":  # A rehearsal counts only the tensors that it watches.
         made.settle()
     return made
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Append the outcome of each test to the journal of `run.py`."""
+    if "GPU_JOURNAL" in os.environ and (report.when == "call" or not report.passed):
+        entry = {"test": report.nodeid, "outcome": report.outcome, "reason": report.longreprtext}
+        entry["seconds"] = str(round(report.duration, 1))
+        with open(os.environ["GPU_JOURNAL"], "a") as file:
+            file.write(json.dumps(entry) + "\n")

@@ -27,37 +27,12 @@ from tests.torch_utils.gpu import driver
 MB = 1 << 20
 
 
-def alone(test: Any) -> Any:
-    """Let a test run without others, because it fills the card or measures time."""
-    test.part = "alone"
-    return test
+def needs(*packages: str) -> Any:
+    """Skip a test where a package is missing."""
+    import pytest  # The programs need this module, but not pytest.
 
-
-def last(test: Any) -> Any:
-    """Let a test run after all others."""
-    test.part = "last"
-    return test
-
-
-def needs(*packages: str) -> Callable[[Any], Any]:
-    """Skip a test where a package is missing; `run.py` says so before it starts."""
-
-    def decorate(test: Any) -> Any:
-        @functools.wraps(test)
-        def checked(**values: Any) -> None:
-            if lacking := missing(checked):
-                raise SkipTest(f"needs {', '.join(lacking)}")
-            test(**values)
-
-        vars(checked)["packages"] = packages
-        return checked
-
-    return decorate
-
-
-def missing(test: Any) -> list[str]:
-    """Return the packages that a test needs and that are not installed."""
-    return [name for name in getattr(test, "packages", ()) if not find_spec(name)]
+    lacking = [name for name in packages if not find_spec(name)]
+    return pytest.mark.skipif(bool(lacking), reason=f"needs {', '.join(lacking)}")
 
 
 class Device:
@@ -68,8 +43,12 @@ class Device:
     place: str  # its name in reports
     model_bytes: int  # the size of a large model
     large_bytes: int  # the size of a large tensor
-    test_s = 600.0  # A test that takes longer hangs.
     skipped: Mapping[str, str] = {}  # tests and files that are meaningless on it, and why
+
+    @staticmethod
+    def why_not() -> str | None:
+        """Return why the device is missing, or None. Initialises nothing."""
+        return None
 
     def settle(self) -> None:
         """Drop what earlier tests left, so that values before and after can be compared."""
@@ -141,11 +120,9 @@ class Cuda(Device):
 
     name, torch_name, place = "cuda", "cuda:0", "cuda:0"
     model_bytes, large_bytes = 1 << 30, 64 * MB
-    test_s = 60.0
 
     @staticmethod
     def why_not() -> str | None:
-        """Return why the device is missing, or None. Initialises nothing."""
         import torch
 
         from torch_utils import is_cuda_available

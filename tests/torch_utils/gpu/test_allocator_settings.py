@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.torch_utils.gpu.device import alone
+import pytest
 
 SCOPE = """
 from torch_utils import SafePyTorchCleanup, is_out_of_memory
@@ -59,7 +59,7 @@ def settings(value: str) -> dict[str, str]:
     return {name: value}
 
 
-@alone
+@pytest.mark.alone
 def test_expandable_segments_are_unmapped(device: Any) -> None:
     """The program fills the card, so it runs alone."""
     device.assert_clean(device.run(SCOPE, env=settings("expandable_segments:True")))

@@ -27,19 +27,8 @@ def run(device: Any, program: str, *, released: int = 1, returncode: int = 0) ->
     return result
 
 
-def test_open_model_is_closed_silently_at_exit(device: Any) -> None:
+def test_open_model_is_closed_and_late_destructors_empty_caches_silently(device: Any) -> None:
     """Only teardown could free the model, and an exit callback of the program still uses it."""
-    run(
-        device,
-        """
-sys.kept = torch.kept = model = Model()
-device.make_context()
-atexit.register(lambda: model.model(device.inputs(model.model)))
-""",
-    )
-
-
-def test_late_destructors_empty_caches_silently(device: Any) -> None:
     run(
         device,
         """
@@ -54,7 +43,9 @@ class Last:
 sys.last, torch.last, torch.cuda.last = Last(), Last(), Last()
 for last in (sys.last, torch.last, torch.cuda.last):
     last.tensor = device.tensor(1 << 20)
-model = Model()
+sys.kept = torch.kept = model = Model()
+device.make_context()
+atexit.register(lambda: model.model(device.inputs(model.model)))
 """,
     )
 

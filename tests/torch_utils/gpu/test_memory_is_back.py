@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.torch_utils.gpu.device import alone
+import pytest
+
 from torch_utils import (
     SafePyTorchCleanup,
     find_batch_size,
@@ -106,7 +107,7 @@ def test_failed_block_frees_the_model(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
-@alone
+@pytest.mark.alone
 def test_stored_oom_error_keeps_no_memory(device: Any) -> None:
     """95% of the card can be allocated while the error is stored, but not without the scope."""
     before, capacity = device.reserved_bytes(), device.capacity_bytes()
@@ -140,7 +141,7 @@ def _fill(device: Any, model: Any, capacity: int) -> None:
     raise AssertionError(f"allocated more than the capacity: {len(blocks)}, {outputs.shape}")
 
 
-@alone
+@pytest.mark.alone
 def test_find_batch_size_frees_each_failed_try(device: Any) -> None:
     capacity, tried = device.capacity_bytes(), []
     before = device.reserved_bytes()

@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.threads import in_threads
-from tests.torch_utils.gpu.device import MB, alone, needs
+from tests.torch_utils.gpu.device import MB, needs
 from torch_utils import (
     ModelHost,
     ModelPool,
@@ -140,7 +142,7 @@ def test_four_threads_release_on_four_streams(device: Any) -> None:
         assert in_threads(*(partial(work, 1.0 + n) for n in range(4))) == [None] * 4
 
 
-@alone
+@pytest.mark.alone
 def test_measure_waits_for_queued_work(device: Any) -> None:
     """The clock of the host alone would show the time to queue it."""
     import torch

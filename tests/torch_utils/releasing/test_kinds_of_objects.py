@@ -60,12 +60,6 @@ LEAVES: list[Any] = [
 ]
 
 
-@dataclasses.dataclass
-class Bundle:
-    model: Any
-    others: Any = None
-
-
 class Holder:
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -108,7 +102,6 @@ def test_what_stands_in_a_container_is_emptied_and_leaves_are_skipped() -> None:
 
 
 HOLDERS: dict[str, Any] = {
-    "dataclass": Bundle,
     "slots": Slotted,
     "list": Layers,
     "user dict": lambda m: collections.UserDict(a=m),

@@ -7,25 +7,24 @@ from typing import Any
 from tests.torch_utils.gpu.device import MB, Cuda
 
 _WHY = "the stand-in has no kernels, queued work, captures, virtual memory, IPC or NCCL"
-_NAMES = {
-    "test_shared_use": "arrays_of_other_libraries_keep_memory "
-    "views_and_autograd_graphs_keep_memory cuda_graph_replays_after_thorough_release "
-    "cuda_graph_keeps_its_pool release_during_capture_keeps_the_capture_valid",
-    "test_memory_is_back": "thorough_scope_frees_cuda_graph_pool "
-    "thorough_release_frees_cuda_graph_in_a_cycle thorough_scope_frees_compiled_model",
-    "test_allocator_settings": "expandable_segments_are_unmapped "
-    "thorough_release_empties_registered_pinned_cache",
-    "test_clean_exit": "shared_tensor_that_outlives_its_producer_is_reported "
-    "process_group_that_was_not_destroyed_is_reported",
-}
-SKIPPED = {f"{file}::test_{name}": _WHY for file, text in _NAMES.items() for name in text.split()}
+_NAMES = """
+arrays_of_other_libraries_keep_memory views_and_autograd_graphs_keep_memory
+cuda_graph_replays_after_thorough_release cuda_graph_keeps_its_pool
+release_during_capture_keeps_the_capture_valid
+thorough_scope_frees_cuda_graph_pool thorough_release_frees_cuda_graph_in_a_cycle
+thorough_scope_frees_compiled_model training_returns_gradients_and_optimizer_state
+expandable_segments_are_unmapped thorough_release_empties_registered_pinned_cache
+shared_tensor_that_outlives_its_producer_is_reported
+process_group_that_was_not_destroyed_is_reported
+"""
+SKIPPED = dict.fromkeys((f"test_{name}" for name in _NAMES.split()), _WHY)
 SKIPPED["test_ordinary_programs"] = _WHY
 
 
 class StandIn(Cuda):
     """torch's allocators; only copies write values, not kernels."""
 
-    model_bytes, large_bytes, test_s = 256 * MB, 32 * MB, 600.0
+    model_bytes, large_bytes = 256 * MB, 32 * MB
     skipped = SKIPPED
 
     def tensor(self, nbytes: int, value: float = 1.0) -> Any:

@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -55,12 +54,10 @@ def variables(libraries: Path, state: Path) -> dict[str, str]:
 
 def run_all(python: str, folder: Path) -> dict[str, Any]:
     """Run the tests."""
-    from tests.torch_utils.gpu import plain
-    from tests.torch_utils.gpu.run import on_device
+    from tests.torch_utils.gpu.run import run_tests
 
-    ends = dict.fromkeys(plain.PARTS, time.monotonic() + ALL_S)
     env = variables(folder / "libraries", folder / "state")
-    tests = on_device(folder, "stand-in", ends, "", python=python, env=env)["tests"]
+    tests = run_tests("cuda", ALL_S, python, env)["tests"]
     for test in tests.values():  # The other lines of a failure name files of this machine.
         test["reason"] = (test["reason"].strip().splitlines() or [""])[-1]
     code = "import json; from benchmarks.results_file import machine; print(json.dumps(machine()))"
