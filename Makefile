@@ -85,8 +85,8 @@ clean: ## remove .venv and everything that was built
 
 # Programs of other packages, one by one. Tests of those that cannot be installed are skipped.
 .venv/.corpus: .venv/.installed
-	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", \
-"rb"))["dependency-groups"]["corpus"], sep="\n")' \
+	$(BIN)/python -c 'import tomllib; groups = tomllib.load(open("pyproject.toml", \
+"rb"))["dependency-groups"]; print(*groups["corpus"], *groups["frameworks"], sep="\n")' \
 	| while read name; do $(PIP) "$$name" || echo "without $$name"; done
 	touch $@
 
