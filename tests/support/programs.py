@@ -85,15 +85,21 @@ def run_forked(
     what is tested, a ``quick_end`` saves most of what that costs.
     """
     with tempfile.TemporaryDirectory() as folder:
-        files: dict[str, Any] = {name: Path(folder, name) for name in ("stdout", "stderr")}
-        for file in files.values():
-            file.touch()
+        stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
+        stdout.touch()
+        stderr.touch()
         text = program.read_text() if isinstance(program, Path) else program
-        source = textwrap.dedent(text)
-        how: dict[str, Any] = {"timeout_s": TIMEOUT_S, "env": env, "quick_end": quick_end}
-        returncode = ZYGOTES.run(source, *arguments, **how, **files)
-        texts = {name: file.read_text(errors="replace") for name, file in files.items()}
-    return Result(["(forked)", str(program), *arguments], returncode, **texts)
+        returncode = ZYGOTES.run(
+            textwrap.dedent(text),
+            *arguments,
+            timeout_s=TIMEOUT_S,
+            env=env,
+            quick_end=quick_end,
+            stdout=stdout,
+            stderr=stderr,
+        )
+        texts = [file.read_text(errors="replace") for file in (stdout, stderr)]
+    return Result(["(forked)", str(program), *arguments], returncode, *texts)
 
 
 def assert_clean(result: Result, returncode: int = 0) -> None:

@@ -12,8 +12,7 @@ import os
 import sys
 
 del sys.path[0]  # This folder, whose modules are not to be found by their bare names.
-for _name in sys.argv[1:]:
-    __import__(_name)
+__import__("torch")
 
 
 def _serve():
@@ -40,5 +39,5 @@ def _serve():
 
 
 _job = _serve()
-del _serve, _name
+del _serve
 exec(compile(_job["program"], "program.py", "exec"))
