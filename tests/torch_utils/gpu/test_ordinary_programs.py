@@ -6,7 +6,6 @@ No test believes the library's own reports. Models have random weights.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,7 +17,6 @@ import pytest
 from tests.support.threads import in_threads
 from tests.torch_utils.gpu.device import MB, needs
 from torch_utils import (
-    ModelHost,
     ModelPool,
     SafePyTorchCleanup,
     get_device_info,
@@ -78,33 +76,6 @@ def test_pool_keeps_its_budget(device: Any) -> None:
                 del model
                 safe_cuda_empty_cache()
                 assert device.reserved_bytes() - before < 2.6 * device.model_bytes
-
-
-def test_host_unloads_while_another_model_computes(device: Any) -> None:
-    wrong: list[Any] = []
-    with all_memory_back(device):
-        model = device.model(8 * MB)
-        inputs = device.inputs(model)
-        expected = model(inputs).detach()
-        stop = threading.Event()
-
-        def compute() -> None:
-            while not stop.is_set():
-                if not (model(inputs) - expected).abs().max() < 1e-4:
-                    wrong.append("values")
-
-        thread = threading.Thread(target=compute)
-        thread.start()
-        with ModelHost(device.model, keep_alive=-1) as host:
-            for _ in range(5):
-                with host.lease() as other:
-                    assert other(device.inputs(other)).isfinite().all()
-                del other
-                host.unload()
-        stop.set()
-        thread.join()
-        release(model, inputs, expected, thorough=True)
-    assert not wrong
 
 
 def test_release_beside_queued_kernels(device: Any) -> None:

@@ -38,12 +38,7 @@ ATTRIBUTE_USES: list[Callable[[Any], Any]] = [
     lambda m: m.weight,
     lambda m: setattr(m, "x", 1),
     lambda m: delattr(m, "x"),
-    lambda m: m.forward(INPUTS),
     lambda m: m.state_dict(),
-    lambda m: m.load_state_dict({}),
-    lambda m: list(m.parameters()),
-    lambda m: m.to("cpu"),
-    lambda m: m.eval(),
     lambda m: m.encode("text"),
 ]
 OTHER_USES: list[Callable[[Any], Any]] = [
@@ -54,7 +49,6 @@ OTHER_USES: list[Callable[[Any], Any]] = [
     copy.deepcopy,
     copy.copy,
     pickle.dumps,
-    lambda m: nn.Sequential(m)(INPUTS),
 ]
 
 
@@ -85,9 +79,6 @@ class Encoder(Protocol):
 
 LOOKS: list[Callable[[Any], Any]] = [
     bool,
-    lambda m: hasattr(m, "weight"),
-    lambda m: getattr(m, "weight", None),
-    lambda m: isinstance(m, Encoder),
     callable,
     dir,
     vars,
