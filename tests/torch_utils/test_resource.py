@@ -24,6 +24,8 @@ from tests.support.programs import output_of, run
 from tests.support.threads import in_threads
 from torch_utils import Resource, ResourceClosedError, closes_on_error
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 def test_close_runs_release_once() -> None:
     inside: list[bool] = []
