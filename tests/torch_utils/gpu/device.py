@@ -43,6 +43,7 @@ class Device:
     place: str  # its name in reports
     model_bytes: int  # the size of a large model
     large_bytes: int  # the size of a large tensor
+    limit_s = 600  # for a program that hangs
     skipped: Mapping[str, str] = {}  # tests and files that are meaningless on it, and why
 
     @staticmethod
@@ -119,7 +120,7 @@ class Cuda(Device):
     """The first GPU."""
 
     name, torch_name, place = "cuda", "cuda:0", "cuda:0"
-    model_bytes, large_bytes = 1 << 30, 64 * MB
+    model_bytes, large_bytes, limit_s = 1 << 30, 64 * MB, 60  # A GPU is lent for minutes.
 
     @staticmethod
     def why_not() -> str | None:

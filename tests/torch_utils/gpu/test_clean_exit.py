@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
-from clean_exit import ExitReport, check
+from clean_exit import check
 from tests.support.programs import IMPORT_PATH
 
-MB = 1 << 20
 
-
-def checked(
-    device: Any, folder: Path, program: str, *, limit_s: float = 600, **env: str
-) -> ExitReport:
-    """Check a program in a file, which spawned processes can import."""
+def assert_reported(
+    device: Any, folder: Path, finding: str, programs: Sequence[str], **env: str
+) -> None:
+    """Check a dirty program and its clean twin in a file, which spawned processes can import."""
     path = folder / "program.py"
-    path.write_text(device.source(program))
     paths = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(path)]
-    environment = {**os.environ, "PYTHONPATH": paths, **env}
-    report = check(command, timeout_s=limit_s, max_shutdown_s=limit_s, env=environment)
-    # Every control would be clean if its program failed.
-    assert report.returncode == 0, f"{report}\n{report.stdout}\n{report.stderr}"
-    return report
-
-
-def ids(report: ExitReport) -> set[str]:
-    return {finding.id for finding in report.findings}
+    reports = []
+    for program in programs:
+        path.write_text(device.source(program))
+        report = check(
+            [sys.executable, str(path)],
+            timeout_s=device.limit_s,
+            max_shutdown_s=device.limit_s,
+            env={**os.environ, "PYTHONPATH": paths, **env},
+        )
+        # The twin would be clean if its program failed.
+        assert report.returncode == 0, f"{report}\n{report.stdout}\n{report.stderr}"
+        reports.append(report)
+    dirty, clean = reports
+    assert finding in {each.id for each in dirty.findings}, str(dirty)
+    assert clean.clean, str(clean)
 
 
 CHILD = """
@@ -51,18 +54,14 @@ assert child.stdout.readline() == b"ready\\n"
 """
 
 
-def with_child(device: Any, end: str) -> str:
-    """Return a program with a child that has a context, and the given last lines."""
-    return CHILD.format(module=type(device).__module__, kind=type(device).__name__, end=end)
-
-
 def test_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
-    end = "child.returncode = 0  # The child outlives the program."
-    report = checked(device, tmp_path, with_child(device, end))
-    assert "orphan-process" in ids(report), str(report)
-    end = "child.kill(); child.wait(); child.stdout.close()"
-    report = checked(device, tmp_path, with_child(device, end))
-    assert report.clean, str(report)
+    kind = {"module": type(device).__module__, "kind": type(device).__name__}
+    ends = (
+        "child.returncode = 0  # The child outlives the program.",
+        "child.kill(); child.wait(); child.stdout.close()",
+    )
+    programs = [CHILD.format(end=end, **kind) for end in ends]
+    assert_reported(device, tmp_path, "orphan-process", programs)
 
 
 SHARING = """
@@ -98,11 +97,9 @@ EARLY = """
 
 
 def test_shared_tensor_that_outlives_its_producer_is_reported(device: Any, tmp_path: Path) -> None:
-    report = checked(device, tmp_path, SHARING.format(end=EARLY))
-    assert "cuda-ipc" in ids(report), str(report)
-    end = "consumer.join(); del tensor"  # torch warns if a variable still holds it.
-    report = checked(device, tmp_path, SHARING.format(end=end))
-    assert report.clean, str(report)
+    # torch warns if a variable still holds it.
+    programs = [SHARING.format(end=end) for end in (EARLY, "consumer.join(); del tensor")]
+    assert_reported(device, tmp_path, "cuda-ipc", programs)
 
 
 GROUP = """
@@ -137,9 +134,6 @@ def test_process_group_that_was_not_destroyed_is_reported(device: Any, tmp_path:
     backend = device.process_group()
     if not getattr(torch.distributed, f"is_{backend}_available")():
         raise SkipTest(f"this torch has no {backend}")
-    limit_s = 20 if device.name == "cuda" else 600  # A machine with a GPU is lent for minutes.
-    for end, is_clean in (("", False), ("dist.destroy_process_group()", True)):
-        program = GROUP.format(end=end, limit_s=limit_s)
-        report = checked(device, tmp_path, program, limit_s=limit_s, **NCCL)
-        assert ("process-group-not-destroyed" not in ids(report)) == is_clean, str(report)
-        assert report.clean or not is_clean, str(report)
+    ends = ("", "dist.destroy_process_group()")
+    programs = [GROUP.format(end=end, limit_s=device.limit_s) for end in ends]
+    assert_reported(device, tmp_path, "process-group-not-destroyed", programs, **NCCL)
