@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 
 from clean_exit import CheckerError, check
-from tests.support.clean_exit import CHECKER, run_command
+from tests.support.clean_exit import run_command
 from tests.support.other_pythons import other_pythons
 
 
 def ids(report: Any) -> list[str]:
     return [finding.id for finding in report.findings]
-
-
-# Reports
 
 
 @pytest.mark.parametrize("flags", [[], ["-X", "faulthandler"]], ids=["probe", "program"])
@@ -101,15 +98,6 @@ def test_work_after_a_child_python_is_not_a_shutdown() -> None:
     assert report.shutdown_s is None
 
 
-@pytest.mark.slow
-def test_nested_checker_reports_only_its_own_run() -> None:
-    inner = [*CHECKER, "-q", "--", "sh", "-c", "sleep 60 &"]
-    report = check(inner)
-    assert (report.clean, report.returncode) == (True, 120)
-
-
-# Systems
-
 # Makes reports without /proc and prctl, also in the keeper.
 ELSEWHERE = """
 import builtins, json, os, sys
@@ -180,38 +168,28 @@ def test_error_without_a_temporary_folder_names_the_variable(
 
 
 @pytest.mark.slow
-def test_checker_runs_on_every_python_from_3_10(tmp_path: Path) -> None:
-    if not other_pythons():
-        pytest.skip("there is no other Python")
+@pytest.mark.parametrize("python", other_pythons().values())
+def test_checker_runs_on_every_python_from_3_10(python: str, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()  # 3.10 cannot read this project's without tomli.
-    for python in other_pythons().values():
-        done = run_command(
-            [python, "-m", "clean_exit", "-q", python, "-c", "print(1)"], cwd=tmp_path
-        )
-        assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
+    command = [python, "-m", "clean_exit", "-q", python, "-c", "print(1)"]
+    done = run_command(command, cwd=tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
 
-
-# Wrong arguments
 
 # Options, the exception and a part of its message.
 WRONG = [
     ({"ignore": "vendor"}, TypeError, "ignore=['vendor']"),
     ({"ignore": [b"vendor"]}, TypeError, "must be a string, got b'vendor'"),
-    ({"ignore": ["("]}, ValueError, "not a regular expression"),
     ({"ignore": [""]}, ValueError, "must not be empty"),
     ({"timeout_s": "5"}, TypeError, "timeout_s must be a number of seconds"),
     ({"timeout_s": float("nan")}, ValueError, "timeout_s must be more than 0 seconds"),
-    ({"max_shutdown_s": None}, TypeError, "max_shutdown_s must be a number of seconds"),
     ({"stop_signal": "TERM", "stop_after_s": 1}, ValueError, "signal.SIGTERM, got 'TERM'"),
-    ({"stop_signal": 999, "stop_after_s": 1}, ValueError, "such as signal.SIGTERM, got 999"),
-    ({"stop_signal": 15}, ValueError, "stop_signal needs either stop_after_s or stop_when"),
     ({"stop_signal": 15, "stop_after_s": 1, "stop_when": "x"}, ValueError, "stop_signal needs eit"),
     ({"stop_when": "x"}, ValueError, "stop_signal needs either stop_after_s or stop_when"),
     ({"stdin": "hello"}, ValueError, "stdin must be a file, DEVNULL or None, got 'hello'"),
     ({"env": {"A=B": "1"}}, ValueError, "illegal environment variable name"),
     ({"command": ["true", "\0"]}, ValueError, "embedded null byte"),
     ({"command": []}, ValueError, "no command"),
-    ({"command": ["no-such-command-here"]}, FileNotFoundError, "no-such-command-here"),
     ({"cwd": "/nowhere"}, FileNotFoundError, "/nowhere"),
     ({"command": ["true", "x" * 1_000_000]}, OSError, "Argument list too long"),
     ({"command": 5}, TypeError, "must be a list of words, a string or a path, got 5"),

@@ -40,9 +40,6 @@ def test_version_is_printed_by_both_commands(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == (f"clean-exit {__version__}\nclean-exit-lint {__version__}\n")
 
 
-SLOW_TEST = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "printed"),
     [
@@ -96,7 +93,7 @@ WHEN = ["--stop-when", r"listening on \d+"]
     ("when", "on_stop"),
     [
         (WHEN, DIES),
-        *(pytest.param(WHEN, f"sys.exit({code})", marks=SLOW_TEST) for code in (0, 143)),
+        pytest.param(WHEN, "sys.exit(0)", marks=pytest.mark.slow),
         # Enough time to start on a busy machine.
         pytest.param(["--stop-after", "10"], DIES, marks=pytest.mark.slow),
     ],
@@ -109,20 +106,6 @@ def test_server_that_ends_by_the_stop_signal_succeeds(when: list[str], on_stop: 
     dirty = f"{DIRTY[1]}\n{SERVER.format(on_stop='sys.exit(0)')}"
     done = clean_exit("--stop-signal", "15", *when, "-c", dirty)
     assert done.returncode == 120
-
-
-def test_json_report_has_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    clean_exit("--report-json", str(path), *DIRTY)
-    report = json.loads(path.read_text())
-    assert report["schema_version"] == 1
-    assert report["clean"] is False
-    (run,) = report["runs"]
-    assert run["exit_code"] == 120
-    assert run["returncode"] == 0
-    (finding,) = run["findings"]
-    assert (finding["id"], finding["phase"]) == ("atexit-error", "atexit")
-    assert finding["help"] == "clean-exit --explain atexit-error"
 
 
 def test_annotations_name_the_innermost_place_in_this_folder(tmp_path: Path) -> None:
@@ -180,13 +163,18 @@ def test_system_without_fcntl_gets_one_line() -> None:
     assert done.stderr == "clean-exit: clean-exit needs Linux or macOS; on Windows, run it in WSL\n"
 
 
-def test_report_has_child_processes_and_notes(tmp_path: Path) -> None:
+def test_json_report_has_the_run_child_processes_and_notes(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     script = f"{shlex.join([sys.executable, *DIRTY])}; exit 0"
     done = clean_exit("--report-json", str(path), "--", "sh", "-c", script)
     assert done.returncode == 120
-    (run,) = json.loads(path.read_text())["runs"]
+    report = json.loads(path.read_text())
+    assert (report["schema_version"], report["clean"]) == (1, False)
+    (run,) = report["runs"]
+    assert (run["exit_code"], run["returncode"]) == (120, 0)
     (finding,) = run["findings"]
+    assert (finding["id"], finding["phase"]) == ("atexit-error", "atexit")
+    assert finding["help"] == "clean-exit --explain atexit-error"
     assert finding["process"] == " ".join([sys.executable, *DIRTY])
     assert f", in process {finding['pid']}: {finding['process']})\n" in done.stderr
     assert (run["note"], "note:" in done.stderr) == (None, False)
@@ -247,14 +235,11 @@ def usage(capsys: pytest.CaptureFixture[str]) -> Usage:
     [
         ("--no-such-option true", "see clean-exit --help"),
         ("--timeout soon true", "argument --timeout: must be more than 0 seconds, got 'soon'"),
-        ("--max-shutdown -1 true", "argument --max-shutdown: must be more than 0 seconds"),
-        ("--ignore '' true", "argument --ignore: a regular expression must not be empty"),
         ("--ignore '(' true", "argument --ignore: '(' is not a regular expression"),
         ("--stop-signal NOPE true", "must be a signal name or number such as TERM or 15"),
         ("--stop-signal TERM true", "stop_signal needs either stop_after_s or stop_when"),
         ("--error-exitcode 0 true", "must be a whole number from 1 to 255, got '0'"),
         ("--report-json nowhere/a.json true", "the report 'nowhere/a.json' cannot be written: "),
-        ("--report-json '' true", "argument --report-json: must not be empty"),
         ("--report-json words.py true", "would overwrite the program words.py"),
         ("nosuch.py", "'nosuch.py' was not found"),
         ("./words", "'./words' cannot be executed: Exec format error"),
@@ -282,13 +267,9 @@ needs_a_parser = pytest.mark.skipif(
     ("table", "printed"),
     [
         ("timeout = [1, 2]", "timeout must be a number, got [1, 2]"),
-        ("timeout = true", "timeout must be a number, got True"),
         ("timeout = 'soon'", "argument --timeout: must be more than 0 seconds, got 'soon'"),
-        ("ignore = {a = 1}", "ignore must be a list of strings, got {'a': 1}"),
         ("ignore = [1]", "ignore must be a list of strings, got [1]"),
         ("github = 1", "github must be true or false, got 1"),
-        ("report-json = 3", "report-json must be a string, got 3"),
-        ("error-exitcode = 1.5", "error-exitcode must be a whole number, got 1.5"),
         ("error_exitcode = 4", "unknown setting 'error_exitcode' in [tool.clean-exit]"),
         ("timeout = ", "is not valid"),
     ],

@@ -71,9 +71,6 @@ def test_filter_of_stderr_gets_all_output(tmp_path: Path) -> None:
     wait_for(lambda: log.exists() and log.read_text() == "to stderr\n")
 
 
-# Prints the id of the process that stays behind, and ends when that is ready.
-
-
 def test_orphaned_zombies_are_reaped_during_the_run(tmp_path: Path) -> None:
     script = """
 for n in 1 2 3 4 5; do (sh -c 'exit 0' & echo $!); done >pids

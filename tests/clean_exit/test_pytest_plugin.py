@@ -55,10 +55,6 @@ MARKED = """
     def absent(): pytest.skip("no fixture")
 
     @pytest.mark.clean_exit
-    def test_skipped():
-        pytest.skip("not today")
-
-    @pytest.mark.clean_exit
     def test_skipped_by_fixture(absent): pass
 
     @pytest.mark.clean_exit
@@ -68,11 +64,6 @@ MARKED = """
     def test_dirty_without_the_marker():
         import atexit
         atexit.register(lambda: 1 / 0)
-
-    @pytest.mark.clean_exit
-    @pytest.mark.xfail(strict=True, reason="it fails, and the marker lets it")
-    def test_expected_failure():
-        assert False
 
     @pytest.mark.clean_exit
     def test_gone():
@@ -91,7 +82,7 @@ def test_marker_runs_the_test_in_a_fresh_interpreter(
     """With parameters, fixtures, classes, skips and failures."""
     outer.makepyfile(MARKED)
     result = run(outer, "-ra", *options)
-    result.assert_outcomes(passed=3, failed=3, skipped=3, xfailed=1)
+    result.assert_outcomes(passed=3, failed=3, skipped=2)
     result.stdout.fnmatch_lines_random(
         [
             "*atexit-error: ZeroDivisionError: division by zero*",
@@ -100,7 +91,7 @@ def test_marker_runs_the_test_in_a_fresh_interpreter(
             "*assert 1 == 2*",
             "*message to stdout*",
             "*atexit-error: KeyError: 'late'*",
-            *("SKIPPED*not today", "SKIPPED*no fixture", "SKIPPED*never"),
+            *("SKIPPED*no fixture", "SKIPPED*never"),
         ]
     )
     text = result.stdout.str()
@@ -168,22 +159,13 @@ def test_third(): pass
 
 
 @pytest.mark.parametrize(
-    ("ends", "more", "code"),
+    ("ends", "code"),
     [
-        ("os._exit(0)", "", 120),
-        pytest.param("os._exit(3)", "", 3, marks=pytest.mark.slow),
-        pytest.param(
-            "os.fork() or os._exit(0)",
-            "import os\ndef pytest_unconfigure(): os._exit(0)",
-            0,
-            marks=pytest.mark.slow,
-        ),
+        ("os._exit(0)", 120),
+        pytest.param("os.fork() or os._exit(0)", 0, marks=pytest.mark.slow),
     ],
 )
-def test_session_that_a_test_ends_counts(
-    outer: pytest.Pytester, ends: str, more: str, code: int
-) -> None:
-    outer.makeconftest(more)
+def test_session_that_a_test_ends_counts(outer: pytest.Pytester, ends: str, code: int) -> None:
     path = outer.makepyfile(UNFINISHED.replace("ENDS", ends))
     command = [*CHECKER, "--", sys.executable, "-m", "pytest", *LIGHT, str(path)]
     done = run_command(command, cwd=outer.path)
@@ -213,23 +195,17 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
         @pytest.mark.clean_exit(tiemout_s=2)
         def test_unknown(): raise SystemError
 
-        @pytest.mark.clean_exit(5)
-        def test_unnamed(): raise SystemError
-
         @pytest.mark.clean_exit(ignore="vendor")
         def test_letters(): raise SystemError
         """
     )
     result = run(outer)
-    result.assert_outcomes(passed=2, failed=4)
+    result.assert_outcomes(passed=2, failed=3)
     result.stdout.fnmatch_lines(["resource-warning: *"])
     there_are = "the options are children, ignore, max_shutdown_s, resource_warnings, timeout_s"
-    for message in (
-        f"the marker clean_exit has no option 'tiemout_s'; {there_are}",
-        f"the marker clean_exit takes options by name only; {there_are}",
-        "the marker clean_exit: ignore must be a list, got a string; pass ignore=['vendor']",
-    ):
-        assert message in result.outlines
+    assert f"the marker clean_exit has no option 'tiemout_s'; {there_are}" in result.outlines
+    wrong = "the marker clean_exit: ignore must be a list, got a string; pass ignore=['vendor']"
+    assert wrong in result.outlines
     assert "SystemError" not in result.stdout.str()
 
 
@@ -262,36 +238,14 @@ def test_fixture_takes_files_lists_and_strings_and_fails_with_the_evidence(
 
 def test_plugin_imports_only_light_modules() -> None:
     program = """
-import importlib, json, pytest, sys
+import pytest, sys
 before = set(sys.modules)
-importlib.import_module("clean_exit.pytest_plugin")
+import clean_exit.pytest_plugin
 print(*sorted(set(sys.modules) - before))
 """
     loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
-    assert "clean_exit.pytest_plugin" in loaded
-    assert "torch_utils" not in loaded
-    own = {"clean_exit", *sys.stdlib_module_names}
-    assert {name.partition(".")[0] for name in loaded} <= own
+    assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names == {"clean_exit"}
     assert not {"asyncio", "multiprocessing", "socket", "unittest"} & set(loaded)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has subtests from 9.0 on")
-def test_failing_subtest_fails_the_session(outer: pytest.Pytester) -> None:
-    outer.makepyfile(
-        """
-        import pytest, unittest
-        @pytest.mark.clean_exit
-        class TestOld(unittest.TestCase):
-            def test_numbers(self):
-                for n in range(3):
-                    with self.subTest(n=n):
-                        assert n != 1
-        """
-    )
-    result = run(outer, "-rA")
-    assert result.ret == 1
-    result.assert_outcomes(failed=1)
 
 
 CONFTEST = """
@@ -343,24 +297,6 @@ def test_inner_pytest_has_the_options_of_the_session(
     result.stdout.fnmatch_lines(["*assert False*"])
 
 
-@pytest.mark.slow
-def test_test_runs_although_a_plugin_of_the_session_selects_others(outer: pytest.Pytester) -> None:
-    """As pytest-split does with one group of the tests."""
-    outer.makeconftest(
-        """
-        def pytest_addoption(parser): parser.addoption("--second-half", action="store_true")
-        def pytest_collection_modifyitems(config, items):
-            if config.getoption("--second-half"):
-                items[:] = items[(len(items) + 1) // 2 :]
-        """
-    )
-    outer.makepyfile(
-        "import pytest\npytestmark = pytest.mark.clean_exit\n"
-        "def test_one(): pass\ndef test_two(): assert False\n"
-    )
-    run(outer, "--second-half").assert_outcomes(failed=1)
-
-
 def test_reports_and_folders_of_the_session_are_left_alone(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         """
@@ -391,7 +327,16 @@ def test_reports_and_folders_of_the_session_are_left_alone(outer: pytest.Pyteste
 
 
 @pytest.mark.slow
-def test_last_failed_and_stepwise_ignore_the_inner_pytest(outer: pytest.Pytester) -> None:
+def test_inner_pytest_selects_nothing(outer: pytest.Pytester) -> None:
+    """The session does, by --lf, --sw, and plugins such as pytest-split."""
+    outer.makeconftest(
+        """
+        def pytest_addoption(parser): parser.addoption("--second-half", action="store_true")
+        def pytest_collection_modifyitems(config, items):
+            if config.getoption("--second-half"):
+                items[:] = items[(len(items) + 1) // 2 :]
+        """
+    )
     outer.makepyfile(
         """
         import pytest
@@ -402,18 +347,16 @@ def test_last_failed_and_stepwise_ignore_the_inner_pytest(outer: pytest.Pytester
     )
     run(outer).assert_outcomes(passed=1, failed=1)
     run(outer, "--lf").assert_outcomes(failed=1)
-    result = run(outer, "--ff", "-v", "--deselect=test_x.py::test_none")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*test_two FAILED*", "*test_one PASSED*"])
     run(outer, "--sw").assert_outcomes(passed=1, failed=1)
     run(outer, "--sw").assert_outcomes(failed=1, deselected=1)
+    run(outer, "--second-half").assert_outcomes(failed=1)
 
 
 @pytest.mark.slow
 def test_expected_and_unexpected_failures_keep_their_meaning(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         f"""
-        import pytest
+        import pytest, unittest
         pytestmark = pytest.mark.clean_exit
 
         @pytest.mark.xfail(strict=True)
@@ -427,7 +370,6 @@ def test_expected_and_unexpected_failures_keep_their_meaning(outer: pytest.Pytes
             yield
             raise ValueError("teardown")
 
-        def test_interrupt(): raise KeyboardInterrupt
         def test_skip_and_teardown(failing_teardown): pytest.skip("here")
         def test_exit_code():
             import atexit, os
@@ -438,6 +380,11 @@ def test_expected_and_unexpected_failures_keep_their_meaning(outer: pytest.Pytes
 
         @pytest.mark.xfail(run=False)
         def test_not_run(): raise SystemError
+
+        class TestOld(unittest.TestCase):
+            def test_numbers(self):
+                with self.subTest(n=1): assert False
+                with self.subTest(n=2): assert True
         """
     )
     result = run(outer, "-rA")
@@ -453,23 +400,14 @@ def test_reruns_start_another_interpreter(outer: pytest.Pytester) -> None:
         from pathlib import Path
 
         @pytest.mark.clean_exit
-        def test_second_time():
-            first = not Path("seen").exists()
-            Path("seen").touch()
-            if first:
+        def test_third_time():
+            with Path("runs").open("a") as file: file.write("x")
+            if len(Path("runs").read_text()) < 3:
                 {DIRTY}
-
-        @pytest.mark.flaky(reruns=1)
-        @pytest.mark.clean_exit
-        def test_never():
-            with Path("runs").open("a") as file:
-                file.write("x")
-            assert 0
         """
     )
-    result = run(outer, "--reruns", "2")
-    assert "1 failed, 1 passed, 2 rerun" in result.stdout.str()
-    assert (outer.path / "runs").read_text() == "xx"
+    assert "1 passed, 2 rerun" in run(outer, "--reruns", "2").stdout.str()
+    assert (outer.path / "runs").read_text() == "xxx"
 
 
 @pytest.mark.slow

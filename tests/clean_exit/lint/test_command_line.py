@@ -107,22 +107,17 @@ def test_sarif_has_the_fields_of_the_standard(folder: Path, output: Output) -> N
     (folder / "dirty 2.py").write_text(DIRTY)
     (folder / "ä b.py").write_text("__del__ = (\n")
     code, printed, notes = output("--format", "sarif", ".")
-    data = json.loads(printed)
     assert code == 1
     assert "note: " in notes
-    assert set(data) == {"$schema", "version", "runs"}
-    (run_,) = data["runs"]
+    (run_,) = json.loads(printed)["runs"]
     rules = run_["tool"]["driver"].pop("rules")
     assert [rule["id"] for rule in rules] == [*RULES]
     assert all(rule["shortDescription"]["text"] and rule["help"]["text"] for rule in rules)
+    assert run_["columnKind"] == "unicodeCodePoints"
+    first, _ = run_["results"]
     place = {
         "artifactLocation": {"uri": "dirty%202.py"},
         "region": {"startLine": 6, "startColumn": 9},
-    }
-    first, last = run_.pop("results")
-    assert run_ == {
-        "tool": {"driver": {"name": "clean-exit-lint"}},
-        "columnKind": "unicodeCodePoints",
     }
     assert first == {
         "ruleId": "import",
@@ -130,7 +125,6 @@ def test_sarif_has_the_fields_of_the_standard(folder: Path, output: Output) -> N
         "message": {"text": "__del__ -> close: import os"},
         "locations": [{"physicalLocation": place}],
     }
-    assert last["ruleId"] == "import"
 
 
 def test_github_format_escapes_paths(folder: Path, output: Output) -> None:
@@ -149,15 +143,12 @@ def test_select_and_ignore_take_ids(folder: Path, output: Output) -> None:
         printed = json.loads(output("--format", "json", *arguments, ".")[1])
         return {finding["rule"] for finding in printed["findings"]}
 
-    every = {"import", "blocking-call", "async"}
-    assert rules() == rules("--select", "all") == every
-    assert rules("--select", "import,async") == {"import", "async"}
+    assert rules() == rules("--select", "all") == {"import", "blocking-call", "async"}
     assert rules("--select", "import", "--select", "async") == {"import", "async"}
-    assert rules("--ignore", "import,blocking-call") == {"async"}
+    assert rules("--select", "import,async", "--ignore", "async") == {"import"}
     code, printed, _ = output("--exit-zero", ".")
     assert code == 0
     assert printed.endswith("3 findings in 2 files: 1 async, 1 blocking-call, 1 import\n")
-    assert rules("--select", "import,async", "--ignore", "async") == {"import"}
 
 
 def test_rules_are_left_out_in_some_files(folder: Path, output: Output) -> None:
@@ -178,11 +169,9 @@ def test_rules_are_left_out_in_some_files(folder: Path, output: Output) -> None:
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("per-file-ignores = 1", "per-file-ignores must be a table of lists of strings, got 1"),
         ("per-file-ignores = {'*' = 'all'}", "must be a table of lists of strings"),
         ("select = 'import'", "select must be a list of strings, got 'import'"),
         ("select = ['imports']", "argument --select: unknown rule 'imports'; choose from"),
-        ("format = 'xml'", "argument --format: invalid choice: 'xml'"),
     ],
 )
 def test_wrong_setting_names_the_file(
@@ -220,34 +209,26 @@ def test_ignore_comment_hides_findings_of_its_statement(folder: Path, output: Ou
 
 
 def test_baseline_hides_known_findings_only(folder: Path, output: Output) -> None:
-    """Moved findings stay known; one more of the same kind is new."""
+    """Moved findings stay known, from any folder; one more of the same kind is new."""
     code, printed, _ = output("--write-baseline", "known.json", ".")
     assert (code, printed) == (0, "clean-exit-lint: known.json has 1 finding now\n")
     (folder / "dirty.py").write_text("# moved\n\n" + DIRTY)
     assert output("--baseline", "known.json", ".")[0] == 0
+    (folder / "below").mkdir()
+    os.chdir(folder / "below")
+    assert output("--baseline", "../known.json", "..")[0] == 0
+    (folder / "below" / "dirty.py").write_text(DIRTY)  # The same name in another folder.
+    assert output("--baseline", "../known.json", ".")[0] == 1
     (folder / "dirty.py").write_text(DIRTY + "\n\n" + DIRTY.replace("A", "B"))
-    code, printed, _ = output("--baseline", "known.json", ".")
-    assert code == 1
-    assert "1 finding in" in printed
-    (folder / "dirty.py").write_text("")
-    assert output("--baseline", "known.json", ".")[0] == 0
+    code, printed, _ = output("--baseline", "../known.json", "../dirty.py")
+    assert (code, "1 finding in" in printed) == (1, True)
     for wrong in ("[]", "{", '{"version": 9, "findings": []}', '{"version": 1, "findings": [1]}'):
-        (folder / "wrong.json").write_text(wrong)
+        Path("wrong.json").write_text(wrong)
         code, printed, notes = output("--baseline", "wrong.json", ".")
         assert (code, printed) == (2, ""), wrong
         assert "was not written by" in notes
     assert output("--baseline", "gone.json", ".")[0] == 2
     assert output("--write-baseline", "no/such/folder.json", ".")[0] == 2
-
-
-def test_baseline_works_from_any_folder(folder: Path, output: Output) -> None:
-    assert output("--write-baseline", "known.json", ".")[0] == 0
-    (folder / "below").mkdir()
-    os.chdir(folder / "below")
-    assert output("--baseline", "../known.json", "..")[0] == 0
-    assert output("--baseline", "../known.json", str(folder / "dirty.py"))[0] == 0
-    (folder / "below" / "dirty.py").write_text(DIRTY)  # The same name in another folder.
-    assert output("--baseline", "../known.json", ".")[0] == 1
 
 
 def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> None:
@@ -258,18 +239,15 @@ def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> N
     toml.write_text('[tool.clean-exit-lint]\nexclude = ["dirty.py"]\nformat = "json"\n')
     code, printed, _ = output(".")
     assert (code, json.loads(printed)["findings"]) == (0, [])
-    assert output("--format", "github", "dirty.py")[0] == 1
     toml.write_text('[tool.clean-exit-lint]\nselect = ["async"]\n')
     assert output(".")[0] == 0
     assert output("--select", "import", ".")[0] == 1
     toml.write_text('[tool.clean-exit-lint]\nbaseline = "known.json"\npaths = ["dirty.py"]\n')
-    assert output("--write-baseline", "known.json")[0] == 0
     (folder / "below").mkdir()
     os.chdir(folder / "below")
+    code, printed, _ = output("--write-baseline", "../known.json")
+    assert (code, "1 finding" in printed) == (0, True)
     assert output()[0] == 0
-    toml.write_text('[tool.clean-exit-lint]\npaths = ["dirty.py"]\n')
-    code, printed, _ = output()
-    assert (code, "1 finding in 1 file" in printed) == (1, True)
     toml.write_text("[[[")  # Not about the linter.
     assert output("../clean.py")[0] == 0
 
@@ -306,8 +284,7 @@ def test_ctrl_c_exits_with_130_and_no_traceback(folder: Path) -> None:
     ("arguments", "printed"),
     [
         ([""], "PATH must not be empty"),
-        *((["--" + option, "nosuch", "."], "blocking-call") for option in ("select", "ignore")),
-        (["--baseline", "", "."], "argument --baseline: must not be empty"),
+        (["--ignore", "nosuch", "."], "blocking-call"),
         (["--select", ",", "."], "argument --select: must not be empty"),
         (["--write-baseline", "dirty.py"], "would overwrite the program dirty.py"),
         (["--write-baseline", "-"], "cannot be stdout; name a file"),
