@@ -349,26 +349,6 @@ def filters_and_words(result: Result) -> str:
     )
 
 
-@from_file("torture_save")
-def torture(result: Result) -> str:
-    """Count what was done to saved indexes; each of these runs failed at the first wrong answer."""
-    ingest, fuzz = (
-        json.loads((RESULTS / f"torture_{name}.json").read_text(encoding="utf-8"))
-        for name in ("ingest", "fuzz")
-    )
-    return table(
-        ["event", "times"],
-        [
-            ["a save was killed by SIGKILL", result["kills"]],
-            ["an ingestion was interrupted at a line of code", ingest["lines"]["runs"]],
-            ["an ingestion was ended by a signal", ingest["signals"]["runs"]],
-            ["an index was damaged and opened", f"{fuzz['files']:,}"],
-            ["... and refused with one clear error", f"{fuzz['refused']:,}"],
-            ["... and read with the right content", f"{fuzz['accepted']:,}"],
-        ],
-    )
-
-
 @from_file("quality_scifact")
 def quality(result: Result) -> str:
     """Quality on SciFact's 300 test questions."""

@@ -136,6 +136,9 @@ def test_missing_folder_of_words_is_made_again(folder: Path, tmp_path: Path) -> 
     (words,) = folder.glob("words-*")
     shutil.rmtree(words)
     assert "text 7" in succeed("search", folder, "7", "--mode", "bm25")
-    assert "it is missing" in fail("verify", folder)
+    damage = fail("verify", folder)
+    assert "it is missing" in damage and "the next rag-demo add" in damage
+    assert "--yes" not in damage  # That would lose texts.
     succeed("add", folder, write_lines(tmp_path / "c.jsonl", [{"text": "more"}]))
     succeed("verify", folder)
+    assert info(folder)["texts"] == TEXTS + 1

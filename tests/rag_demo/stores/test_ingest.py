@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from rag_demo import EmbeddingModel
+from tests.support.interrupts import Place, interrupt_everywhere
 from tests.support.programs import assert_clean, run_forked
 from tests.support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
+from tests.support.retriever_kinds import OnCpu
 
 BATCHES = 4500  # Documents; the first 2,048 of them are embedded before the next are read.
 
@@ -137,6 +140,42 @@ def test_second_run_into_a_folder_is_refused(command: list[str | Path], tmp_path
     assert len(texts(tmp_path / "i")) == 10
 
 
+@pytest.mark.slow
+def test_ingestion_that_is_interrupted_anywhere_leaves_a_consistent_index(
+    command: list[str | Path], tmp_path: Path
+) -> None:
+    """Each text is that of one version, with its own vector; the next run completes it."""
+    write(tmp_path, 18)
+    succeed(*command)
+    folder, before = tmp_path / "i", tmp_path / "before"
+    old = texts(folder)
+    folder.rename(before)
+    changes = {str(n): f"changed text {n}" for n in (0, 3, 6, 18)}
+    write(tmp_path, 18, **changes, **{"5": ""})
+    new = {name: text for name, text in (old | changes).items() if name != "5"}
+    states = set()
+
+    def check(place: Place) -> None:
+        shutil.copytree(before, folder)
+        place.run(lambda: rag_demo(*command))
+        succeed("verify", folder)
+        found = texts(folder)
+        assert set(found) >= set(old) & set(new), "documents are gone"
+        assert all(text in (old.get(name), new.get(name)) for name, text in found.items())
+        states.add(frozenset(found.items()))
+        with EmbeddingModel(command[5], device="cpu") as model, OnCpu(model) as retriever:
+            retriever.load(folder)
+            results = retriever.search("text", 99, mode="dense")
+            expected = model.embed_documents([r.text for r in results]) @ model.embed_query("text")
+        assert [r.score for r in results] == pytest.approx(expected, abs=5e-4)
+        succeed(*command)
+        assert texts(folder) == new
+        shutil.rmtree(folder)
+
+    interrupt_everywhere(check, package="rag_demo", minimum=10, at_most=20)
+    assert len(states) > 1
+
+
 MEMORY = """
 import resource, sys
 from rag_demo.cli import main
@@ -213,19 +252,3 @@ def test_add_to_an_incomplete_index_is_refused(command: list[str | Path], tmp_pa
     succeed(*command)
     succeed("add", folder, tmp_path / "more.jsonl")
     assert info(folder)["finished"] and len(texts(folder)) == 2
-
-
-def test_verify_of_damaged_words_names_the_repair_that_loses_nothing(
-    command: list[str | Path], tmp_path: Path
-) -> None:
-    write(tmp_path, 1)
-    write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "one more"}])
-    folder = tmp_path / "i"
-    succeed(*command)
-    (words,) = folder.glob("words-*")
-    shutil.rmtree(words)
-    damage = fail("verify", folder)
-    assert "the next rag-demo add" in damage and "--yes" not in damage
-    succeed("add", folder, tmp_path / "more.jsonl")
-    succeed("verify", folder)
-    assert len(texts(folder)) == 2
