@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.small_collections import Hashed
+from tests.support.waiting import wait_for_async
 
 for package in ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason=f"needs {package}: the extras service and test")
@@ -170,10 +171,19 @@ def ask(index: Path, *requests: Any, **options: Any) -> list[Any]:
     return asyncio.run(main())
 
 
-async def waiting_tokens(client: Any) -> float:
-    """Return how many tokens are in the model's queue."""
-    metrics = (await client.get("/metrics")).text
-    return float(metrics.partition('rag_demo_waiting_tokens{lane="model"} ')[2].split()[0])
+async def metric(client: Any, sample: str) -> float:
+    """Return the value of a sample of the model's lane, such as "rag_demo_waiting_tokens"."""
+    _, _, rest = (await client.get("/metrics")).text.partition(f'{sample}{{lane="model"}} ')
+    return float(rest.split()[0]) if rest else 0.0
+
+
+async def wait_for_tokens(client: Any, are_enough: Callable[[float], bool]) -> None:
+    """Wait until as many tokens as that are in the model's queue."""
+
+    async def have_come() -> bool:
+        return are_enough(await metric(client, "rag_demo_waiting_tokens"))
+
+    await wait_for_async(have_come)
 
 
 def search(body: Any, **headers: str) -> Any:

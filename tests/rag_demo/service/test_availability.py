@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import threading
@@ -15,28 +14,23 @@ from tests.support.service_program import service
 from tests.support.serving import TEXTS, Embedder, load_hanging_model, make_index, serving
 from tests.support.waiting import wait_for, wait_for_async
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.mark.slow
-def test_hung_call_in_process_gets_503_and_new_process(index: Path) -> None:
+async def test_hung_call_in_process_gets_503_and_new_process(index: Path) -> None:
+    options: Any = {"isolation": "process", "hang_timeout": 5.0, "load": load_hanging_model}
+    async with serving(index, **options) as client:
 
-    async def main() -> None:
-        options: Any = {"isolation": "process", "hang_timeout": 5.0, "load": load_hanging_model}
-        async with serving(index, **options) as client:
+        async def has_status(query: str, status: int) -> bool:
+            answer = await client.post("/search", json={"query": query, "mode": "dense"})
+            return bool(answer.status_code == status)
 
-            async def status(query: str) -> int:
-                body = {"query": query, "mode": "dense"}
-                return int((await client.post("/search", json=body)).status_code)
-
-            async def answers() -> bool:
-                return await status("a") == 200
-
-            assert await status("hang") == 503
-            await wait_for_async(answers)
-
-    asyncio.run(main())
+        assert await has_status("hang", 503)
+        await wait_for_async(lambda: has_status("a", 200))
 
 
-def test_failed_load_is_retried_until_ready(index: Path) -> None:
+async def test_failed_load_is_retried_until_ready(index: Path) -> None:
     broken = threading.Event()
     loads = []
 
@@ -46,49 +40,39 @@ def test_failed_load_is_retried_until_ready(index: Path) -> None:
             raise RuntimeError("no weights")
         return Embedder()
 
-    async def main() -> None:
-        async with serving(index, load=load) as client:
+    async with serving(index, load=load) as client:
 
-            async def has_status(status: int) -> bool:
-                return bool((await client.get("/readyz")).status_code == status)
+        async def has_status(status: int) -> bool:
+            return bool((await client.get("/readyz")).status_code == status)
 
-            assert await has_status(200)
-            assert (await client.post("/admin/models/hashed/unload")).status_code == 200
-            broken.set()
-            body = {"query": "a", "mode": "dense"}
-            for _ in range(20):
-                refused = await client.post("/search", json=body)
-                assert refused.status_code == 503
-                assert int(refused.headers["retry-after"]) >= 1
-            assert len(loads) < 5  # Not one for each request.
-            assert await has_status(503)
-            body["mode"] = "bm25"  # It needs no model.
-            assert (await client.post("/search", json=body)).status_code == 200
-            broken.clear()
-            await wait_for_async(lambda: has_status(200))
-
-    asyncio.run(main())
+        assert await has_status(200)
+        assert (await client.post("/admin/models/hashed/unload")).status_code == 200
+        broken.set()
+        body = {"query": "a", "mode": "dense"}
+        for _ in range(20):
+            refused = await client.post("/search", json=body)
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+        assert len(loads) < 5  # Not one for each request.
+        assert await has_status(503)
+        body["mode"] = "bm25"  # It needs no model.
+        assert (await client.post("/search", json=body)).status_code == 200
+        broken.clear()
+        await wait_for_async(lambda: has_status(200))
 
 
-def test_hung_load_fails_probes_and_ends_no_search_for_words(index: Path) -> None:
+async def test_hung_load_fails_probes_and_ends_no_search_for_words(index: Path) -> None:
     never = threading.Event()
-
-    async def main() -> list[int]:
-        load = lambda: never.wait(600)  # noqa: E731
-        options: Any = {"load": load, "hang_timeout": 3, "timeout": 5, "is_ready": False}
-        async with serving(index, **options) as client:
-            statuses = []
-            for path in ("/livez", "/readyz"):
-                statuses.append((await client.get(path)).status_code)
-            for mode in ("bm25", "dense"):
-                body = {"query": "lease", "mode": mode}
-                statuses.append((await client.post("/search", json=body)).status_code)
-            for path in ("/livez", "/readyz"):
-                statuses.append((await client.get(path)).status_code)
-            return statuses
-
+    options: Any = {"load": lambda: never.wait(600), "hang_timeout": 3, "timeout": 5}
     try:
-        assert asyncio.run(main()) == [200, 503, 200, 503, 503, 503]
+        async with serving(index, **options, is_ready=False) as client:
+            for path, status in (("/livez", 200), ("/readyz", 503)):
+                assert (await client.get(path)).status_code == status
+            for mode, status in (("bm25", 200), ("dense", 503)):
+                body = {"query": "lease", "mode": mode}
+                assert (await client.post("/search", json=body)).status_code == status
+            for path in ("/livez", "/readyz"):
+                assert (await client.get(path)).status_code == 503
     finally:
         never.set()
 

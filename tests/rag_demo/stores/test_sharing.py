@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rag_demo import FaissRetriever, RagDemoError
+from rag_demo import FaissRetriever, IndexChangedError, RagDemoError
 from tests.support.programs import run_forked
 from tests.support.rag_command import info
 from tests.support.retriever_kinds import OnCpu
@@ -156,6 +156,8 @@ def test_index_made_again_under_a_retriever_is_not_mixed_into_it(kind: Any, tmp_
         shutil.rmtree(tmp_path / "a")
         save(tmp_path / "a", "b1", "b2")
         retriever.add(["a3"], ids=["a3"])
+        with pytest.raises(IndexChangedError):
+            retriever.save(tmp_path / "a")
         retriever.save(tmp_path / "b")
         loaded.load(tmp_path / "b")
         for each in (retriever, loaded):
