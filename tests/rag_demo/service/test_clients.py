@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import importlib.util
 import json
 import math
@@ -18,81 +18,52 @@ import pytest
 from tests.support.programs import TIMEOUT_S
 from tests.support.serving import TEXTS, Embedder, ask, serving
 
-pytestmark = pytest.mark.xdist_group("openai")
-openai: Any = None
-
-
-@pytest.fixture(scope="module", autouse=True)
-def import_openai() -> None:
-    """Import openai only in the worker that runs these tests; the import takes seconds."""
-    global openai
-    openai = pytest.importorskip("openai", reason="needs openai: the extra test")
-
-
-def with_client(index: Path, use: Any, **options: Any) -> Any:
-    """Call ``use`` with OpenAI's client of a service."""
-
-    async def main() -> Any:
-        async with serving(index, **options) as http:
-            client = openai.AsyncOpenAI(
-                api_key="none", base_url="http://127.0.0.1:8000/v1", http_client=http, max_retries=0
-            )
-            return await use(client)
-
-    return asyncio.run(main())
-
 
 def test_base64_and_float_embeddings_are_equal(index: Path) -> None:
-
-    async def use(client: Any) -> Any:
-        by_default = await client.embeddings.create(model="default", input=TEXTS)
-        numbers = await client.embeddings.create(
-            model="default", input=TEXTS, encoding_format="float"
-        )
-        one = await client.embeddings.create(model="default", input=TEXTS[1], dimensions=8)
-        models = (await client.models.list()).data
-        with pytest.raises(openai.NotFoundError, match="available: 'hashed'"):
-            await client.embeddings.create(model="another", input="a")
-        return by_default, numbers, one, models
-
-    by_default, numbers, one, models = with_client(index, use)
-    vectors = [each.embedding for each in by_default.data]
-    assert [each.index for each in by_default.data] == list(range(len(TEXTS)))
-    for vector, other in zip(vectors, numbers.data, strict=True):
-        assert vector == pytest.approx(other.embedding)
+    bodies = [{"input": TEXTS} | more for more in ({}, {"encoding_format": "base64"})]
+    one = {"input": TEXTS[1], "dimensions": Embedder.dimension}
+    numbers, encoded, single, models = ask(
+        index,
+        *(("POST", "/v1/embeddings", {"json": body}) for body in (*bodies, one)),
+        ("GET", "/v1/models", {}),
+    )
+    vectors = [each["embedding"] for each in numbers.json()["data"]]
+    assert [each["index"] for each in numbers.json()["data"]] == list(range(len(TEXTS)))
+    for vector, other in zip(vectors, encoded.json()["data"], strict=True):
+        decoded = np.frombuffer(base64.b64decode(other["embedding"]), np.float32)
+        assert vector == pytest.approx(decoded)
         assert math.hypot(*vector) == pytest.approx(1)
-    assert one.data[0].embedding == pytest.approx(vectors[1])
-    assert by_default.model == models[0].id
+    assert single.json()["data"][0]["embedding"] == pytest.approx(vectors[1])
+    assert numbers.json()["model"] == models.json()["data"][0]["id"]
 
 
-def test_openai_client_raises_its_own_errors(index: Path) -> None:
+WRONG: list[Any] = [
+    ([], {}),
+    ("", {}),
+    ("a", {"dimensions": 9}),
+    ([1, 2, 3], {}),  # LangChain sends them by default.
+    ([[1, 2], [3]], {}),
+]
 
-    async def use(client: Any) -> Any:
-        found = []
-        wrong: list[Any] = [
-            {"input": []},
-            {"input": ""},
-            {"input": "a", "dimensions": 9},
-            {"input": [1, 2, 3]},  # LangChain sends them by default.
-            {"input": [[1, 2], [3]]},
-        ]
-        for arguments in wrong:
-            with pytest.raises(openai.BadRequestError) as caught:
-                await client.embeddings.create(model="default", **arguments)
-            found.append(caught.value)
-        return found
 
-    found = with_client(index, use)
-    assert all(error.type == "invalid_request_error" for error in found)
-    for error in found[-2:]:
-        assert "check_embedding_ctx_length=False" in error.message
-        assert (error.code, error.param) == ("token_arrays_unsupported", "input")
-
-    async def without_token(client: Any) -> None:
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_openai_client_raises_its_own_errors(index: Path) -> None:
+    openai = pytest.importorskip("openai", reason="needs openai: the extra test")
+    options = {"base_url": "http://127.0.0.1:8000/v1", "max_retries": 0}
+    async with serving(index, token="secret-secret-secret") as http:
+        client = openai.AsyncOpenAI(api_key="none", http_client=http, **options)
         with pytest.raises(openai.AuthenticationError):
             await client.embeddings.create(model="default", input="a")
-
-    with_client(index, without_token, token="secret-secret-secret")
+        client = client.copy(api_key="secret-secret-secret")
+        with pytest.raises(openai.NotFoundError, match="available: 'hashed'"):
+            await client.embeddings.create(model="another", input="a")
+        for texts, more in WRONG:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.embeddings.create(model="default", input=texts, **more)
+            assert caught.value.type == "invalid_request_error"
+    assert "check_embedding_ctx_length=False" in caught.value.message
+    assert (caught.value.code, caught.value.param) == ("token_arrays_unsupported", "input")
 
 
 def test_embed_accepts_one_text_or_several(index: Path) -> None:
@@ -145,6 +116,11 @@ def test_other_clients_get_their_error_format(index: Path) -> None:
 
 
 CLIENTS = {
+    "openai": """
+import openai
+client = openai.OpenAI(base_url=url + "/v1", api_key="none")
+found = [each.embedding for each in client.embeddings.create(model="default", input=texts).data]
+""",
     "huggingface_hub": """
 from huggingface_hub import InferenceClient
 client = InferenceClient(model=url)

@@ -107,22 +107,16 @@ def test_systemd_unit_starts_the_service(index: Path) -> None:
         assert "Unknown" not in done.stderr, done.stderr
 
 
-def test_promtool_accepts_configuration_and_rules(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "file"), [("config", "prometheus.yaml"), ("rules", "alerts.yaml")]
+)
+def test_promtool_accepts_configuration_and_rules(kind: str, file: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: Debian's package prometheus has it")
-    wrong = tmp_path / "alerts.yaml"
-    rules = (DEPLOY / "prometheus" / "alerts.yaml").read_text(encoding="utf-8")
-    wrong.write_text(rules.replace("by (job)", "by job"))
-    for kind, file, code in (
-        ("config", DEPLOY / "prometheus/prometheus.yaml", 0),
-        ("config", DEPLOY / "compose.yaml", 1),
-        ("rules", DEPLOY / "prometheus/alerts.yaml", 0),
-        ("rules", wrong, 1),
-    ):
-        command = [promtool, "check", kind, str(file)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == code, done.stdout + done.stderr
+    command = [promtool, "check", kind, DEPLOY / "prometheus" / file]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_alerts_and_dashboard_name_exported_metrics(index: Path) -> None:

@@ -94,50 +94,49 @@ def test_invalid_documents_change_nothing(folder: Path) -> None:
     assert ids_in(folder) == {"0", "1", "2", "3"}
 
 
+class Held(Embedder):
+    """Holds the first embedding of texts that begin with a word until it may go on."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word = word
+        self.first_words: list[str] = []
+        self.entered, self.may_go_on = threading.Event(), threading.Event()
+
+    def embed_documents(self, texts: Any) -> Any:
+        self.first_words.append(texts[0].split()[0])
+        if self.first_words[-1] == self.word and not self.entered.is_set():
+            self.entered.set()
+            assert self.may_go_on.wait(60)
+        return super().embed_documents(texts)
+
+
 async def test_searches_are_answered_during_a_large_change(folder: Path) -> None:
     """By words at once, by meaning before the next part of the change is embedded."""
-    entered, go_on = threading.Event(), threading.Event()
-    calls: list[str] = []
-
-    class Held(Embedder):
-        def embed_documents(self, texts: Any) -> Any:
-            calls.append(texts[0].split()[0])
-            if calls == ["word"]:
-                entered.set()
-                assert go_on.wait(60)
-            return super().embed_documents(texts)
-
-    async with serving(folder, load=Held, writable=True) as client:
+    model = Held("word")
+    async with serving(folder, model, writable=True) as client:
         documents = [{"id": f"n{n}", "text": "word " * 100} for n in range(300)]
         change = asyncio.create_task(client.put("/documents", json={"documents": documents}))
-        await wait_for_async(entered.is_set)
+        await wait_for_async(model.entered.is_set)
         body = {"query": "lease", "mode": "bm25"}
         assert (await client.post("/search", json=body)).status_code == 200
         before = await metric(client, "rag_demo_waiting_tokens")
         body["mode"] = "dense"
         search = asyncio.create_task(client.post("/search", json=body))
         await wait_for_tokens(client, lambda tokens: tokens > before)
-        go_on.set()
+        model.may_go_on.set()
         assert {(await each).status_code for each in (search, change)} == {200}
-    assert calls[:3] == ["word", "lease", "word"]
+    assert model.first_words[:3] == ["word", "lease", "word"]
 
 
 async def test_change_has_a_deadline_and_its_late_vectors_change_nothing(folder: Path) -> None:
-    entered, may_go = threading.Event(), threading.Event()
-
-    class Held(Embedder):
-        def embed_documents(self, texts: Any) -> Any:
-            if texts[0] == "held":
-                entered.set()
-                assert may_go.wait(60)
-            return super().embed_documents(texts)
-
-    async with serving(folder, load=Held, writable=True, timeout=2.0) as client:
-        method, path, options = put({"id": "held", "text": "held"})
-        assert (await client.request(method, path, **options)).status_code == 504
-        may_go.set()
+    model = Held("held")
+    async with serving(folder, model, writable=True, timeout=2.0) as client:
+        body = {"documents": [{"id": "held", "text": "held"}]}
+        assert (await client.put("/documents", json=body)).status_code == 504
+        assert model.entered.is_set()
+        model.may_go_on.set()
         await client.post("/search", json={"query": "a", "mode": "dense"})
-    assert entered.is_set()
     assert ids_in(folder) == {"0", "1", "2", "3"}
 
 
@@ -237,22 +236,18 @@ def test_index_chooses_ids_of_new_documents(folder: Path) -> None:
     assert ids_in(folder) == {"0", "1", "2", "3", *chosen}
 
 
-async def test_documents_are_listed_page_by_page(folder: Path) -> None:
-    async with serving(folder, writable=True) as client:
-        found: list[Any] = []
-        after: dict[str, Any] = {}
-        while True:
-            answer = await client.get("/documents", params={"limit": 3, **after})
-            found += answer.json()["documents"]
-            if (last := answer.json()["next"]) is None:
-                break
-            after = {"after": last}
-        assert [each["id"] for each in found] == ["0", "1", "2", "3"]
-        assert [each["text"] for each in found] == TEXTS
-        assert found[1]["metadata"]["year"] == 2001
-        wrong = [{"limit": 0}, {"limit": 5000}]
-        answers = [await client.get("/documents", params=each) for each in wrong]
-        assert [each.status_code for each in answers] == [422, 413]
+def test_documents_are_listed_page_by_page(folder: Path) -> None:
+    pages = ({"limit": 3}, {"limit": 3, "after": "2"}, {"limit": 0}, {"limit": 5000})
+    first, last, *wrong = ask(
+        folder, *(("GET", "/documents", {"params": page}) for page in pages), writable=True
+    )
+    found = [*first.json()["documents"], *last.json()["documents"]]
+    assert [(each["id"], each["text"]) for each in found] == [
+        (str(n), text) for n, text in enumerate(TEXTS)
+    ]
+    assert found[1]["metadata"]["year"] == 2001
+    assert (first.json()["next"], last.json()["next"]) == ("2", None)
+    assert [each.status_code for each in wrong] == [422, 413]
 
 
 def test_several_folders_are_searched_as_one(folder: Path, tmp_path: Path) -> None:

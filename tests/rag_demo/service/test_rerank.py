@@ -11,6 +11,7 @@ import pytest
 from tests.support.serving import TEXTS, ask, search
 from tests.support.tiny_model import write_tiny_reranker
 
+pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, by one worker only.
 QUERY = "how do i give memory back"
 
 

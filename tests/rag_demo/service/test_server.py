@@ -134,19 +134,15 @@ def test_failing_first_load_ends_the_start(tmp_path: Path) -> None:
         (["--hang-timeout", "0"], "--hang-timeout: Input should be greater than 0"),
         (["--host", ""], "this machine can be reached"),
         (["--keep-alive", "soon"], "--keep-alive"),
-        (["--port", "abc"], "--port: Input should be a valid integer"),
         (["--port", "65536"], "--port: Input should be less than or equal to 65535"),
-        (["--batch-tokens", "0"], "--batch-tokens: Input should be greater than or equal to 1"),
-        (["--workers", "2"], "--workers"),
         (["--index", "nothing"], "rag-demo index"),
         (["--token", "x"], "--token"),
         (["--host", "203.0.113.1", "--token-file", "TOKEN"], "cannot listen on"),
-        (["--token-file", "EMPTY"], "EMPTY' is empty"),
         (["--token-file", "BYTES"], "BYTES' is not printable ASCII"),
         (["--token-file", "SHORT"], "SHORT' has 6 characters; use at least 16"),
         (["--token-file", "TOKEN", "--token-file", "SHORT"], "SHORT' has 6 characters"),
         (["--token-file", "ABSENT"], "ABSENT' cannot be read: No such file"),
-        *((["--grace", value], "--grace") for value in ("nan", "-1", "1,5")),
+        (["--grace", "nan"], "--grace"),
     ],
 )
 def test_invalid_options_are_refused_before_loading(
@@ -160,7 +156,6 @@ def test_invalid_options_are_refused_before_loading(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "TOKEN").write_text("secret-secret-secret\n")
     (tmp_path / "SHORT").write_text("secret\n")
-    (tmp_path / "EMPTY").write_text("\n")
     (tmp_path / "BYTES").write_bytes(b"se\xffcret")
     result = rag_demo("serve", "--index", index, *arguments)
     assert (result.returncode, result.stdout) == (2, ""), str(result)
