@@ -95,7 +95,7 @@ def test_ctrl_c_during_import_shows_no_traceback() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "dtype", "is_said"),
-    [("amx_bf16", "float32", True), ("avx2", "float32", False), ("amx_bf16", "bfloat16", False)],
+    [("amx_bf16", "float32", True), ("amx_bf16", "bfloat16", False)],
 )
 def test_index_says_if_bfloat16_is_faster(
     monkeypatch: pytest.MonkeyPatch,

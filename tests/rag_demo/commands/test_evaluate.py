@@ -64,7 +64,6 @@ def test_document_with_the_id_of_the_query_is_dropped(tmp_path: Path, tiny_model
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("queries.jsonl", "{", "not JSON"),
         ("qrels/test.tsv", None, "cannot be read"),
         ("qrels/test.tsv", "a\tb\n1\t2\n", "wrong judgements"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq7\td1\t1\n", "unknown queries"),

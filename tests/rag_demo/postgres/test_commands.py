@@ -62,21 +62,12 @@ def test_add_and_delete_change_a_database(
     url: str, source: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     succeed("index", source, "--out", url, "--model", tiny_model, *OFF)
-    more = tmp_path / "more"
-    more.mkdir()
-    (more / "one.md").write_text("# One\n\nThe same name, another file.\n")
-    assert "3 texts, 2 before" in succeed("add", url, more, *OFF)
-    (more / "one.md").write_text("# One\n\nA changed file.\n")
-    assert "3 texts, 3 before" in succeed("add", url, more, *OFF)
     lines = write_lines(tmp_path / "lines.jsonl", [{"id": "x", "text": "a line", "year": 1999}])
-    succeed("add", url, lines, *OFF)
-    found = search(url, "line", "--where", "year<2000")[0]["results"]
-    assert [each["text"] for each in found] == ["a line"]
-    output = succeed("delete", url, "--where", "year=1999")
-    assert "deleted 1 text from" in output and "3 remain" in output
+    assert "3 texts, 2 before" in succeed("add", url, lines, *OFF)
+    output = succeed("delete", url, "--where", "year<2000")
+    assert "deleted 1 text from" in output and "2 remain" in output
     warned = rag_demo("delete", url, "unknown", "--where", "yeer=3").stderr
     assert "no document has the metadata key 'yeer'" in warned
-    assert "not in the index: unknown" in warned
     assert PASSWORD not in output + warned
 
 
