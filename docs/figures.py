@@ -478,16 +478,6 @@ def lint_time(result: Result) -> str:
     )
 
 
-@from_file("clean_exit_programs")
-def real_programs(result: Result) -> str:
-    """Verdicts about real programs on each Python."""
-    kinds = ("right", "wrong", "skipped")
-    return table(
-        ["Python", "right verdicts", "wrong verdicts", "skipped"],
-        ([python, *(n.get(kind, 0) for kind in kinds)] for python, n in result["counts"].items()),
-    )
-
-
 @from_file("versions")
 def versions(result: Result) -> str:
     """Show the sets of versions with which every test passed."""

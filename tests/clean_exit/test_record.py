@@ -107,19 +107,6 @@ def test_crash_after_files_were_closed_writes_into_none_of_them(tmp_path: Path) 
     assert path.read_bytes() == b""
 
 
-def test_abort_of_a_forked_child_is_found_although_the_file_was_replaced() -> None:
-    code = """
-import os
-null = os.open(os.devnull, os.O_WRONLY)
-for number in map(int, os.listdir("/proc/self/fd")):
-    if number > 100: os.dup2(null, number)
-if os.fork(): os.wait()
-else: os.abort()
-"""
-    report = check(["-c", code])
-    assert [finding.id for finding in report.findings] == ["crash"], report
-
-
 def test_forked_child_is_not_blamed_for_its_parents_process_group() -> None:
     assert check(["-c", INHERITED.format(before=True)]).clean
     report = check(["-c", INHERITED.format(before=False)])

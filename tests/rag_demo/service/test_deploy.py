@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.programs import ROOT, free_port
+from tests.support.rag_command import succeed
 from tests.support.serving import ask, read_settings
 
 DEPLOY = ROOT / "docs" / "deploy"
@@ -72,8 +73,18 @@ def test_kubernetes_names_existing_options_ports_and_probes(index: Path) -> None
 
 
 def options_of(arguments: list[str]) -> Any:
-    pairs = (each.removeprefix("--").split("=") for each in arguments if "-file=" not in each)
-    return read_settings(**{name.replace("-", "_"): value for name, value in pairs})
+    words = (each.removeprefix("--").partition("=") for each in arguments if "-file=" not in each)
+    options = {name.replace("-", "_"): value or "true" for name, _, value in words}
+    return read_settings(**options)
+
+
+def test_compose_with_a_database_names_existing_options() -> None:
+    (compose,) = documents_of("compose.postgres.yaml")
+    assert options_of(compose["services"]["rag-demo"]["command"]).index
+    shown = succeed("index", "--help")
+    words = compose["services"]["documents"]["command"]
+    names = [word.partition("=")[0] for word in words if word.startswith("-")]
+    assert names and all(f"{name} " in shown for name in names)
 
 
 def test_compose_names_existing_options() -> None:

@@ -7,6 +7,7 @@ import shutil
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ BOTH = pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "f
 MODES = ("dense", "bm25", "hybrid")
 QUERY = "golf echo"
 WAIT_S = 60
+THREAD = ThreadPoolExecutor(1)
 
 
 @pytest.fixture
@@ -64,11 +66,8 @@ def test_running_search_does_not_block_changes_and_saves(
     """It returns the state of its beginning."""
     with kind(Hashed()) as retriever:
         retriever.load(folder)
-        expected, where, found = retriever.search(QUERY, 200, mode="dense"), Blocked(), list[Any]()
-        thread = threading.Thread(
-            target=lambda: found.append(retriever.search(QUERY, 200, where=where, mode="dense"))
-        )
-        thread.start()
+        expected, where = retriever.search(QUERY, 200, mode="dense"), Blocked()
+        running = THREAD.submit(retriever.search, QUERY, 200, where=where, mode="dense")
         try:
             assert where.is_inside.wait(WAIT_S)
             retriever.add(["golf golf"], ids=["new"])
@@ -78,8 +77,7 @@ def test_running_search_does_not_block_changes_and_saves(
             assert retriever.search("golf golf", 1)[0].id == "new"
         finally:
             where.may_go_on.set()
-            thread.join(WAIT_S)
-        assert found == [expected]
+        assert running.result(WAIT_S) == expected
         assert answers_of(folder) == answers_of(tmp_path / "other") == answers(retriever)
 
 
@@ -95,21 +93,12 @@ def test_search_that_waits_for_its_model_sees_the_close() -> None:
 
     retriever = OnCpu(Slow())
     retriever.add(["a text"], vectors=Hashed().embed_documents(["a text"]))
-    found: list[Any] = []
-
-    def ask() -> None:
-        try:
-            found.append(retriever.search("a text"))
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
+    running = THREAD.submit(retriever.search, "a text")
     assert inside.wait(WAIT_S)
     retriever.close()
     may_go_on.set()
-    thread.join()
-    assert isinstance(found[0], ResourceClosedError), found
+    with pytest.raises(ResourceClosedError):
+        running.result(WAIT_S)
 
 
 def test_close_does_not_wait_for_an_export_that_has_stopped() -> None:
