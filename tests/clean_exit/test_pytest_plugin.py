@@ -28,6 +28,11 @@ def run(outer: pytest.Pytester, *options: str) -> Any:
     return outer.runpytest_subprocess(*options)
 
 
+def run_below_the_command(outer: pytest.Pytester, *options: str) -> Any:
+    command = [*CHECKER, "--", sys.executable, "-m", "pytest", *LIGHT, *options]
+    return run_command(command, cwd=outer.path)
+
+
 MARKED = """
     import pytest
 
@@ -138,14 +143,12 @@ def test_errors_of_destructors_cycles_and_threads_in_the_body_count(
 
 @pytest.mark.slow
 def test_suite_below_the_command_counts_the_same_errors(outer: pytest.Pytester) -> None:
-    suite = IN_BODY.replace("@pytest.mark.clean_exit", "")
-    path = outer.makepyfile(suite)
-    command = [*CHECKER, "--", sys.executable, "-m", "pytest", *LIGHT, str(path)]
-    done = run_command(command, cwd=outer.path)
+    outer.makepyfile(IN_BODY.replace("@pytest.mark.clean_exit", ""))
+    done = run_below_the_command(outer)
     assert "4 passed" in done.stdout
     assert done.returncode == 120
     assert (done.stderr.count("KeyError: 'lost' in"), done.stderr.count("thread-error")) == (2, 2)
-    done = run_command([*command, "-p", "unraisableexception", "-k", "destructor"], cwd=outer.path)
+    done = run_below_the_command(outer, "-p", "unraisableexception", "-k", "destructor")
     assert "PytestUnraisableExceptionWarning" in done.stdout
     assert done.returncode == 0
 
@@ -166,9 +169,8 @@ def test_third(): pass
     ],
 )
 def test_session_that_a_test_ends_counts(outer: pytest.Pytester, ends: str, code: int) -> None:
-    path = outer.makepyfile(UNFINISHED.replace("ENDS", ends))
-    command = [*CHECKER, "--", sys.executable, "-m", "pytest", *LIGHT, str(path)]
-    done = run_command(command, cwd=outer.path)
+    outer.makepyfile(UNFINISHED.replace("ENDS", ends))
+    done = run_below_the_command(outer)
     assert done.returncode == code, done.stderr
     assert ("unfinished-tests" in done.stderr) == (code != 0)
 

@@ -63,7 +63,8 @@ def test_program_with_open_retrievers_exits_cleanly(tmp_path: Path) -> None:
 
 def test_top_k_must_be_positive() -> None:
     with OnCpu(LetterModel()) as retriever:
-        for top_k in (0, 1.5, True, "3"):
+        wrong: Any = (0, 1.5, True, "3")
+        for top_k in wrong:
             with pytest.raises(ValueError, match="top_k must be a positive whole number"):
                 retriever.search("cache", top_k=top_k)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import os
 import signal
 import socket
@@ -181,6 +182,7 @@ def main() -> int:
         return model
 
     exit_on_signals()
+    logging.getLogger("rag_demo").addHandler(logging.StreamHandler())  # As the commands do.
     configure_logging("json", os.environ.get("LEVEL", "WARNING"))
     settings = Settings.read(**{"index": index, "retriever": retriever, "port": 0, **options})
     listener = bind(settings)

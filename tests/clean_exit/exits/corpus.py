@@ -383,13 +383,6 @@ CLEAN = {
         except ZeroDivisionError:
             traceback.print_exc()
         """,
-    "runs asyncio": """
-        import asyncio
-        async def main():
-            process = await asyncio.create_subprocess_exec("true")
-            await process.wait()
-        asyncio.run(main())
-        """,
     "has a daemon thread": """
         import threading, time
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()

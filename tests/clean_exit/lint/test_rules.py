@@ -1,4 +1,4 @@
-"""The linter finds what the comments of dirty programs name, and nothing in clean ones.
+"""The rules find what the comments of dirty programs name; files that cannot be read get a note.
 
 `rules` has a file of programs for each rule. ``### dirty: NAME`` or ``### clean: NAME`` begins a
 program. At the end of a line, ``# <- RULE`` names a rule that has to be found there.
@@ -6,12 +6,14 @@ program. At the end of a line, ``# <- RULE`` names a rule that has to be found t
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from clean_exit.lint import RULES, check
+from clean_exit.lint import RULES, python_files
+from clean_exit.lint import check as lint
 
 
 def read_programs(rule: str) -> dict[str, str]:
@@ -40,5 +42,64 @@ def test_findings_are_where_the_marks_are(rule: str, tmp_path: Path) -> None:
             ([rule], (), own),
             ((), [rule], marks - own),
         ):
-            findings = check([str(path)], select=select, ignore=ignore).findings
+            findings = lint([str(path)], select=select, ignore=ignore).findings
             assert {(one.line, one.rule) for one in findings} == expected, name
+
+
+DIRTY = "class A:\n    def __del__(self):\n        import os\n"
+
+
+def test_unreadable_file_gets_a_note_and_others_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "syntax.py").write_text(f"{DIRTY}def (:\n")
+    (tmp_path / "null.py").write_bytes(b"x = '__del__\0'\n")
+    (tmp_path / "encoding.py").write_bytes(b"# coding: no-such\n__del__ = 1\n")
+    (tmp_path / "bytes.py").write_bytes(b"x = '\xff' # __del__\n")
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "good.py").write_text(DIRTY)
+    result = lint(python_files([str(tmp_path)]))
+    assert [Path(one.path).name for one in result.findings] == ["good.py"]
+    told = {Path(note.path).name: note for note in result.notes}
+    assert set(told) == {"syntax.py", "null.py", "encoding.py", "bytes.py", "gone.py"}
+    assert told["syntax.py"].line == 4
+
+
+def test_columns_count_characters_in_every_encoding(tmp_path: Path) -> None:
+    source = "class A:\n    def __del__(self): 'äöü→'; import os\n"
+    (tmp_path / "utf8.py").write_text(source, encoding="utf-8-sig")
+    latin = "# -*- coding: latin-1 -*-\n" + source.replace("→", ".")
+    (tmp_path / "latin.py").write_text(latin, encoding="latin-1")
+    (tmp_path / "lines.py").write_bytes(source.replace("\n", "\r\n").encode())
+    result = lint(python_files([str(tmp_path)]))
+    assert {one.column for one in result.findings} == {32}
+    assert {one.code_line.strip()[-9:] for one in result.findings} == {"import os"}
+
+
+def test_deep_nesting_gets_a_note_or_is_checked(tmp_path: Path) -> None:
+    sums = " + ".join(["1"] * 5000)
+    brackets = "(" * 150 + "1" + ")" * 150
+    elifs = "if a: pass\n" + "elif a: pass\n" * 3000
+    (tmp_path / "sums.py").write_text(f"{DIRTY}x = {sums}\n")
+    (tmp_path / "brackets.py").write_text(f"{DIRTY}x = {brackets}\n")
+    (tmp_path / "elifs.py").write_text(f"{DIRTY}a = 1\n{elifs}")
+    (tmp_path / "dots.py").write_text(f"{DIRTY}\ndef f(x):\n    x{'.a()' * 3000}.__del__()\n")
+    result = lint(python_files([str(tmp_path)]))
+    found = {Path(one.path).name for one in result.findings if one.rule == "import"}
+    told = {Path(note.path).name for note in result.notes}
+    assert found | told == {"sums.py", "brackets.py", "elifs.py", "dots.py"}
+    assert "brackets.py" in found
+
+
+def test_hidden_folders_caches_and_environments_are_skipped(tmp_path: Path) -> None:
+    for place in ("a", ".hidden", "__pycache__", "venv/lib", "node_modules", "skipped"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "x.py").write_text(DIRTY)
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    script = tmp_path / "script"
+    script.write_text(DIRTY)
+    os.symlink(tmp_path, tmp_path / "a" / "circle")
+    below = list(python_files([str(tmp_path)], ["skipped"]))
+    assert [str(Path(path).relative_to(tmp_path)) for path in below] == ["a/x.py"]
+    assert list(python_files([str(script), str(script)])) == [str(script)]
+    assert len(lint([str(script)]).findings) == 1
+    with pytest.raises(ValueError, match="does not exist"):
+        list(python_files([str(tmp_path / "nowhere")]))

@@ -137,31 +137,18 @@ client = OpenAIEmbeddings(
 )
 found = client.embed_documents(texts)
 """,
-    "cohere": """
-import cohere
-answer = cohere.ClientV2(base_url=url, api_key="none").rerank(
-    model="default", query=texts[0], documents=texts, top_n=len(texts)
-)
-found = [[each.index, each.relevance_score] for each in answer.results]
-""",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIENTS)
-def test_real_client_computes_the_models_values(
-    name: str, index: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_real_client_computes_the_models_values(name: str, index: Path) -> None:
     """A program of its own asks a service on a port."""
     from tests.support.browsing import serving_on_a_port
-    from tests.support.tiny_model import write_tiny_reranker
 
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         pytest.skip(f"needs {name}: the dependency group service-test")
-    options = {}
-    if name == "cohere":
-        options["reranker"] = str(write_tiny_reranker(tmp_path_factory.mktemp("r"), "", TEXTS))
-    with serving_on_a_port(index, **options) as url:
+    with serving_on_a_port(index) as url:
         start = f"import json\nurl, texts = {url!r}, {TEXTS!r}\n"
         program = start + CLIENTS[name] + "print(json.dumps(found))"
         done = subprocess.run(
@@ -173,9 +160,4 @@ def test_real_client_computes_the_models_values(
         )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    if name == "cohere":
-        assert sorted(row for row, _ in found) == list(range(len(TEXTS)))
-        assert all(0 < score < 1 for _, score in found)
-        assert [score for _, score in found] == sorted((s for _, s in found), reverse=True)
-    else:
-        assert np.allclose(found, Embedder().embed_documents(TEXTS), atol=1e-5)
+    assert np.allclose(found, Embedder().embed_documents(TEXTS), atol=1e-5)

@@ -125,7 +125,7 @@ def test_promtool_accepts_configuration_and_rules(kind: str, file: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: Debian's package prometheus has it")
-    command = [promtool, "check", kind, DEPLOY / "prometheus" / file]
+    command = [promtool, "check", kind, str(DEPLOY / "prometheus" / file)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

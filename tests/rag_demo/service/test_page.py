@@ -13,8 +13,8 @@ from tests.support.serving import ask
 
 
 def test_page_is_served_without_token_and_with_policy(index: Path) -> None:
-    pages = (("GET", path, {}) for path in ("/", "/page.css", "/page.js", "/docs"))
-    for answer in ask(index, *pages, token=("secret-secret-secret",)):
+    requests: list[Any] = [("GET", path, {}) for path in ("/", "/page.css", "/page.js", "/docs")]
+    for answer in ask(index, *requests, token=("secret-secret-secret",)):
         assert answer.status_code == 200
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert "unsafe" not in answer.headers["content-security-policy"]
@@ -66,6 +66,9 @@ def test_search_shows_results_as_text(chromium: Any, index: Path) -> None:
         page.get_by_text("ready, 4 documents").wait_for()
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == "rgb(16, 17, 20)"
+        page.get_by_role("link", name="API").click()
+        page.get_by_role("heading", name="POST /search").wait_for()
+        assert "include_text" in page.locator("main").inner_text()
         assert complaints == []
 
 
@@ -112,12 +115,3 @@ def test_invalid_token_can_be_corrected(chromium: Any, index: Path) -> None:
         page.keyboard.press("Enter")
         page.locator("#results li").first.wait_for()
         assert not page.locator("#token").is_visible()
-
-
-@pytest.mark.slow
-def test_docs_page_lists_operations(chromium: Any, index: Path) -> None:
-    with open_page(chromium, index) as (page, complaints):
-        page.get_by_role("link", name="API").click()
-        page.get_by_role("heading", name="POST /search").wait_for()
-        assert "include_text" in page.locator("main").inner_text()
-        assert complaints == []

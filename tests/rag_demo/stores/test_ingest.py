@@ -99,7 +99,8 @@ def test_interrupted_run_keeps_its_work_and_goes_on(
     command[1] = "-"
     with subprocess.Popen(
         [sys.executable, "-c", f"{IMPORT_MAIN}; main()", *command],
-        **dict.fromkeys(("stdin", "stderr"), subprocess.PIPE),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": IMPORT_PATH},
     ) as process:
