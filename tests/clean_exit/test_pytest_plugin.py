@@ -112,17 +112,13 @@ IN_BODY = """
     def destructor():
         Raises()
 
-    def cycle():
-        one = Raises()
-        one.self = one
-
     def thread():
         one = threading.Thread(target=lambda: 1 / 0)
         one.start()
         one.join()
 
     @pytest.mark.clean_exit
-    @pytest.mark.parametrize("body", [destructor, cycle, thread])
+    @pytest.mark.parametrize("body", [destructor, thread])
     def test_body(body): body()
 
     @pytest.mark.clean_exit
@@ -131,12 +127,10 @@ IN_BODY = """
 
 
 @pytest.mark.slow
-def test_errors_of_destructors_cycles_and_threads_in_the_body_count(
-    outer: pytest.Pytester,
-) -> None:
+def test_errors_of_destructors_and_threads_in_the_body_count(outer: pytest.Pytester) -> None:
     outer.makepyfile(IN_BODY)
     result = run(outer)
-    result.assert_outcomes(passed=1, failed=3)
+    result.assert_outcomes(passed=1, failed=2)
     found = ["*unraisable: KeyError: 'lost'*", "*thread-error: ZeroDivisionError*"]
     result.stdout.fnmatch_lines_random(found)
 
@@ -145,9 +139,9 @@ def test_errors_of_destructors_cycles_and_threads_in_the_body_count(
 def test_suite_below_the_command_counts_the_same_errors(outer: pytest.Pytester) -> None:
     outer.makepyfile(IN_BODY.replace("@pytest.mark.clean_exit", ""))
     done = run_below_the_command(outer)
-    assert "4 passed" in done.stdout
+    assert "3 passed" in done.stdout
     assert done.returncode == 120
-    assert (done.stderr.count("KeyError: 'lost' in"), done.stderr.count("thread-error")) == (2, 2)
+    assert (done.stderr.count("KeyError: 'lost' in"), done.stderr.count("thread-error")) == (1, 2)
     done = run_below_the_command(outer, "-p", "unraisableexception", "-k", "destructor")
     assert "PytestUnraisableExceptionWarning" in done.stdout
     assert done.returncode == 0
@@ -183,12 +177,6 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
         @pytest.mark.clean_exit(ignore=["ZeroDivision"])
         def test_ignored(): {DIRTY}
 
-        @pytest.mark.clean_exit(children="ignore")
-        def test_crash_of_a_child_that_the_test_expects():
-            import subprocess, sys
-            child = [sys.executable, "-c", "import os; os.abort()"]
-            assert subprocess.run(child).returncode < 0
-
         @pytest.mark.clean_exit(resource_warnings=True)
         def test_open():
             import os, sys
@@ -202,7 +190,7 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
         """
     )
     result = run(outer)
-    result.assert_outcomes(passed=2, failed=3)
+    result.assert_outcomes(passed=1, failed=3)
     result.stdout.fnmatch_lines(["resource-warning: *"])
     there_are = "the options are children, ignore, max_shutdown_s, resource_warnings, timeout_s"
     assert f"the marker clean_exit has no option 'tiemout_s'; {there_are}" in result.outlines
@@ -444,15 +432,12 @@ def test_pyproject_settings_apply_to_marker_and_fixture(outer: pytest.Pytester) 
         @pytest.mark.clean_exit
         def test_ignored(): {DIRTY}
 
-        @pytest.mark.clean_exit(ignore=[])
-        def test_not_ignored(): {DIRTY}
-
         def test_fixture(clean_exit): clean_exit(["-c", {DIRTY!r}])
         """
     )
-    run(outer).assert_outcomes(passed=2, failed=1)
+    run(outer).assert_outcomes(passed=2)
     settings.write_text("[tool.clean-exit]\ntimeout = 'soon'\n")
     result = run(outer)
-    result.assert_outcomes(failed=3)
+    result.assert_outcomes(failed=2)
     message = "[[]tool.clean-exit[]] argument --timeout: must be more than 0 seconds, got 'soon'"
     result.stdout.fnmatch_lines([f"*pyproject.toml: {message}*"])

@@ -57,7 +57,7 @@ def finding_ids(text: str, chunk: int = 1 << 20) -> list[str]:
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
 @pytest.mark.parametrize("first", DIALECTS)
 def test_message_of_each_python_version_is_recognised(first: str, chunk: int) -> None:
-    """In chunks, in colour, with Windows line ends, after a progress bar or a prefix."""
+    """In chunks, in colour, with Windows line ends, after a progress bar; not in a quotation."""
     message = f"{first}\n{TRACEBACK}{ERROR}"
     windows = message.replace("\n", "\r\n")
     for text in (
@@ -73,7 +73,9 @@ def test_message_of_each_python_version_is_recognised(first: str, chunk: int) ->
         ),
     ):
         assert finding_ids(text, chunk) == [DIALECTS[first]], text
-    assert finding_ids(f"the manual says: \r {message}", chunk) == []
+    quotations = (f"the manual says: \r {message}", f"the manual says: {message}", f"  {message}")
+    for text in (*quotations, f"{first}\n", f"{first}\nand then it went on\n"):
+        assert finding_ids(text, chunk) == [], text
 
 
 CLOSING = "an error occurred during closing of asynchronous generator <async_generator object g>"
@@ -90,14 +92,6 @@ def test_asyncio_message_needs_the_line_about_its_object(first: str) -> None:
     for before in ("", "ERROR:asyncio:", "2026-01-01 ERROR asyncio "):
         assert finding_ids(f"{before}{first}\n{ASYNCIO[first]}") == ["unraisable"]
         assert finding_ids(f"{before}{first}\n{TRACEBACK}{ERROR}") == []
-
-
-@pytest.mark.parametrize("first", DIALECTS)
-def test_quoted_message_is_ignored(first: str) -> None:
-    assert finding_ids(f"the manual says: {first}\n{TRACEBACK}{ERROR}") == []
-    assert finding_ids(f"{first}\n") == []
-    assert finding_ids(f"{first}\nand then it went on\n") == []
-    assert finding_ids(f"  {first}\n{TRACEBACK}{ERROR}") == []
 
 
 @pytest.mark.parametrize("line", LINES)

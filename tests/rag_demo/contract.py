@@ -74,6 +74,13 @@ def add(retriever: Any, names: Any = DOCUMENTS) -> None:
     )
 
 
+def fill(place: Place) -> None:
+    """Put DOCUMENTS into a place."""
+    with place.open(Hashed()) as retriever:
+        add(retriever)
+        place.keep(retriever)
+
+
 def found(retriever: Any, query: str = QUERY, **options: Any) -> list[str]:
     return [each.id for each in retriever.search(query, 1_000, **{"mode": "dense", **options})]
 
@@ -222,9 +229,7 @@ def check_change_replaces_and_deletes(place: Place) -> None:
 
 
 def check_metadata_change_embeds_nothing(place: Place) -> None:
-    with place.open(Hashed()) as retriever:
-        add(retriever)
-        place.keep(retriever)
+    fill(place)
     with place.open(Hashed()) as retriever:
         expected = retriever.search(QUERY, 50, mode="dense")
         retriever.embedding_model = Silent()
@@ -296,9 +301,7 @@ def check_chosen_ids_differ(place: Place) -> None:
 
 def check_two_writers_lose_no_update(place: Place) -> None:
     """The second one gets an error, unless both changes are there."""
-    with place.open(Hashed()) as retriever:
-        add(retriever)
-        place.keep(retriever)
+    fill(place)
     with place.open(Hashed()) as first, place.open(Hashed()) as second:
         first.add(["by the first"], ids=["first"])
         second.add(["by the second"], ids=["second"])
@@ -427,21 +430,6 @@ def check_closed_retriever_raises(place: Place) -> None:
             use()
 
 
-CHECKS: tuple[Callable[[Place], None], ...] = (
-    check_answers_are_exact_and_ties_ordered_by_id,
-    check_change_by_another_process_mixes_nothing,
-    check_change_replaces_and_deletes,
-    check_chosen_ids_differ,
-    check_closed_retriever_raises,
-    check_dates_and_scalars_of_numpy_are_metadata,
-    check_documents_are_paged_counted_and_deleted_by_filter,
-    check_documents_come_back_as_they_were,
-    check_filters_are_applied_inside_the_search,
-    check_hybrid_search_weighs_both_rankings,
-    check_killed_writer_leaves_a_whole_state,
-    check_metadata_change_embeds_nothing,
-    check_refused_batch_changes_nothing,
-    check_searches_beside_changes_see_one_state,
-    check_two_writers_lose_no_update,
-    check_vectors_of_the_caller_are_used,
+CHECKS: tuple[Callable[[Place], None], ...] = tuple(
+    each for name, each in sorted(globals().items()) if name.startswith("check_")
 )

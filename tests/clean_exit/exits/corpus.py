@@ -103,18 +103,14 @@ stream = io.StringIO()
 logging.basicConfig(stream=stream)
 def close(): FAULT
 close()
+def log(): logging.error("bye")
 class A:
-    def __del__(self, error=logging.error): {destructor}
-a = A()
-{program}
+    def __del__(self, log=log): log()
 """
 LOGS = {
-    "at-exit": ("atexit.register(logging.error, 'bye')", "pass"),
-    "destructor": ("atexit.register(globals().pop, 'a')", "error('bye')"),
-    "joined-thread": (
-        "threading.Thread(target=lambda: (time.sleep(0.3), logging.error('bye'))).start()",
-        "pass",
-    ),
+    "at-exit": "atexit.register(log)\n",
+    "destructor": "a = A()\natexit.register(globals().pop, 'a')\n",
+    "joined-thread": "threading.Thread(target=lambda: (time.sleep(0.3), log())).start()\n",
 }
 FINALIZE_UTIL = """
 import multiprocessing.util
@@ -122,13 +118,8 @@ multiprocessing.util.Finalize(None, lambda: FAULT, exitpriority=1)
 """
 CALLBACKS = [
     *(
-        Pair(
-            "logging-error",
-            name,
-            LOGGING.format(program=program, destructor=destructor),
-            "stream.close()",
-        )
-        for name, (program, destructor) in LOGS.items()
+        Pair("logging-error", name, LOGGING + program, "stream.close()")
+        for name, program in LOGS.items()
     ),
     Pair("finalizer-error", "multiprocessing", FINALIZE_UTIL, "1 / 0", "1"),
     Pair("atexit-error", "plain", ATEXIT, "1 / 0", "1"),

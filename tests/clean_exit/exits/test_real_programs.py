@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -140,24 +139,11 @@ SERVERS = [
     gunicorn("workers-term", "-w", "2"),
     gunicorn("dirty-in-worker", app=WSGI + AT_EXIT, **dirty("atexit-error")),
     celery("prefork-term", "prefork"),
-    celery("threads-term", "threads"),
     celery("dirty-atexit", "solo", CELERY_APP + AT_EXIT, **dirty("atexit-error")),
 ]
 
 # Pools of workers.
 
-DASK = """
-from dask.distributed import Client, LocalCluster
-
-def double(x):
-    return 2 * x
-
-if __name__ == "__main__":
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None,
-                      host='127.0.0.1') as cluster:
-        with Client(cluster) as client:
-            assert client.gather(client.map(double, range(4))) == [0, 2, 4, 6]
-"""
 RAY = """
 import ray
 for tries_left in reversed(range(5)):
@@ -213,7 +199,6 @@ def script(group: str, name: str, source: str, module: str = "", **more: Any) ->
 
 
 POOLS = [
-    script("dask", "processes", DASK, "distributed", options={"max_shutdown_s": 30}),
     script("ray", "left-to-atexit", RAY, options={"max_shutdown_s": 30}),
     script("joblib", "loky", JOBLIB),
     *(
@@ -228,19 +213,6 @@ POOLS = [
 
 # Tools that run other programs, and programs that are not Python.
 
-# What a kernel writes to stderr goes to its notebook.
-LEAVES = """
-import subprocess as s
-s.Popen(["sleep", "600"], start_new_session=True, stdout=s.DEVNULL, stderr=s.DEVNULL)
-"""
-NOTEBOOK = {
-    "cells": [{"cell_type": "code", "id": "a", "source": LEAVES, "metadata": {}, "outputs": [],
-               "execution_count": None}],
-    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3",
-                                "language": "python"}},
-    "nbformat": 4, "nbformat_minor": 5,
-}  # fmt: skip
-NBCONVERT = ("jupyter-nbconvert", "--to", "notebook", "--execute", "--output", "out", "in.ipynb")
 COVERAGE = ("coverage", "run", "--rcfile=rc", "main.py")
 SUBPROCESS = "import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'], check=True)\n"
 RC = "[run]\nparallel = true\npatch = subprocess\n"
@@ -255,9 +227,6 @@ three:
 """
 
 TOOLS = [
-    Program("jupyter nbconvert", "dirty-kernel", NBCONVERT, {"in.ipynb": json.dumps(NOTEBOOK)},
-            modules=("nbconvert", "ipykernel"), options={"max_shutdown_s": 30},
-            **dirty("orphan-process")),
     Program("coverage", "dirty-subprocess", COVERAGE,
             {"main.py": SUBPROCESS, "other.py": AT_EXIT, "rc": RC}, modules=("coverage",),
             **dirty("atexit-error")),

@@ -76,13 +76,10 @@ async def test_concurrent_requests_share_a_batch(
     ]
 
 
-def slow(seconds: float) -> Any:
-    return lambda texts: time.sleep(seconds * len(texts))
-
-
 async def test_admission_refuses_what_cannot_be_answered_in_time(index: Path) -> None:
     """A model takes 50 ms for a text: of 100 requests with 3 s, the first ones are answered."""
-    async with serving(index, Embedder(slow(0.05)), timeout=3.0) as client:
+    model = Embedder(lambda texts: time.sleep(0.05 * len(texts)))
+    async with serving(index, model, timeout=3.0) as client:
         await post(client, "measured")
         answers = await asyncio.gather(*(post(client, f"q {n}") for n in range(100)))
     statuses = Counter(answer.status_code for answer in answers)

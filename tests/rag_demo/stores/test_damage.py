@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 import pytest
 
 from rag_demo import RagDemoError
-from tests.support.full_disk import files_of_at_most
 from tests.support.rag_command import fail, info, succeed, write_lines
 from tests.support.retriever_kinds import OnCpu
 from tests.support.small_collections import Hashed, are_nearest
@@ -190,6 +190,17 @@ def check_whole(folder: Path) -> int:
         assert retriever.count({"save": number}) == COUNT
         assert retriever.count({"save": number + 1}) == 0
     return number
+
+
+@contextlib.contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    """Let every write beyond this size of a file fail, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def contents_of(folder: Path) -> dict[Path, bytes]:

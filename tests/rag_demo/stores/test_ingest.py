@@ -79,8 +79,10 @@ def nearest(folder: Path, text: str, count: int) -> list[dict[str, Any]]:
 
 
 def test_changed_title_is_embedded_again(command: list[str | Path], tmp_path: Path) -> None:
-    long = "A sentence of some length, for a start. " * 60
-    records = [{"id": "long", "text": long}, {"id": "short", "text": "Few words"}]
+    records = [
+        {"id": "long", "text": "A sentence of some length. " * 90},
+        {"id": "short", "text": "a"},
+    ]
     write_lines(tmp_path / "s.jsonl", records)
     succeed(*command)
     write_lines(tmp_path / "s.jsonl", [{**records[0], "title": "A title"}, records[1]])
