@@ -473,7 +473,8 @@ def unsupported(thing: Any, advice: str, caller: str = "release()") -> TypeError
     """Return the error for an object that cannot be released."""
     kind = f"{module_of(type(thing))}.{name_of(type(thing))}"
     article = "an" if kind[:1].lower() in "aeiou" else "a"
+    verb = "move" if caller == "offload()" else "release"
     rest = "Nothing was changed"
-    if caller != "release()":
+    if caller not in ("release()", "offload()"):
         rest = "Or pass it to manage() with a function as close="
-    return TypeError(f"{caller} cannot release {article} {kind}. {advice}. {rest}.")
+    return TypeError(f"{caller} cannot {verb} {article} {kind}. {advice}. {rest}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _KEEP_ALIVE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)")
 
 
-def parse_keep_alive(value: object) -> float | None:
-    """Return a keep-alive time in seconds, or None for no limit.
+def parse_keep_alive(value: object) -> float:
+    """Return a keep-alive time in seconds, which is infinite for -1.
 
     Raises:
         TypeError: It is not a number or a str.
@@ -28,7 +29,7 @@ def parse_keep_alive(value: object) -> float | None:
         raise TypeError(f"keep_alive is invalid: {value!r}; {use}")
     if isinstance(seconds, str) or not (seconds == -1 or 0 <= seconds <= threading.TIMEOUT_MAX):
         raise ValueError(f"keep_alive is invalid: {value!r}; {use}")
-    return None if seconds == -1 else float(seconds)
+    return math.inf if seconds == -1 else float(seconds)
 
 
 _DEVICE = re.compile(r"host|(?!cpu)[a-z]+:[0-9]+")

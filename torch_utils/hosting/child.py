@@ -22,7 +22,7 @@ from torch_utils.errors import repr_of
 from torch_utils.hosting import messages
 from torch_utils.hosting.messages import Message
 from torch_utils.hosting.process import IMPORTING_MAIN
-from torch_utils.hosting.sleep import Offloaded, put_to_sleep
+from torch_utils.hosting.tenant import ThreadTenant
 
 __all__ = ["serve"]
 
@@ -32,7 +32,7 @@ def serve(connection: int, lifeline: int) -> None:
 
     Args:
         connection: The descriptor of the socket for the messages.
-        lifeline: The read end of a pipe to which nothing is written. It closes with the parent.
+        lifeline: That of a socket to which nothing is written. It closes with the parent.
     """
     _leave_signals_to_parent()
     for descriptor in (connection, lifeline):
@@ -74,16 +74,15 @@ class _Server:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._main: dict[str, Any] = {}  # describes the parent's main module
-        self._model: Any = None
-        self._offloaded: Offloaded | None = None
+        self._tenant: ThreadTenant | None = None
 
     def run(self) -> None:
         """Answer messages until the parent is gone, then close the model."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._answer_one()
-        close = getattr(self._model, "close", None)
-        self._model = None
+        close = getattr(self._tenant and self._tenant.model, "close", None)
+        self._tenant = None
         if callable(close):
             close()
 
@@ -108,27 +107,23 @@ class _Server:
             what = f"the model returned a {kind} that cannot be pickled: {error!r}"
             return _failure(pickle.PicklingError(what))
 
-    def _call(self, kind: str, name: Any = "", *rest: Any) -> Any:
-        if kind == "start":
-            return self._start(name, *rest)
+    def _call(self, kind: str, name: str = "", *rest: Any) -> Any:
+        tenant = self._tenant
+        if tenant is None:
+            sys.argv, self._main, load = rest
+            self._tenant = ThreadTenant(name, lambda: self._load(Message(load, []))())
+            self._tenant.load()
+            return gc.collect()
         if kind == "sleep":
-            self._offloaded, reason = put_to_sleep(self._model)
-            return getattr(self._offloaded, "host_bytes", 0), reason
+            return tenant.sleep(), tenant.asleep_bytes
         if kind == "wake":
-            return self._offloaded is not None and self._offloaded.restore()
+            return tenant.wake()
         if kind == "get":
-            value = getattr(self._model, name)
+            value = getattr(tenant.model, name)
             return (True, None) if callable(value) else (False, value)
         arguments, keywords = rest
-        target = self._model if name == "__call__" else getattr(self._model, name)
+        target = tenant.model if name == "__call__" else getattr(tenant.model, name)
         return target(*arguments, **keywords)
-
-    def _start(self, argv: list[str], main: dict[str, Any], load: bytes) -> None:
-        sys.argv, self._main = argv, main
-        self._model = self._load(Message(load, []))()
-        if self._model is None:
-            raise TypeError("the load function returned None; it must return the model")
-        gc.collect()
 
     def _load(self, message: Message) -> Any:
         """Unpickle; import the parent's main module on first use, as multiprocessing does."""

@@ -72,9 +72,9 @@ class ModelHost(ModelLender, Generic[M]):
             them.
         max_leases: How many leases there may be at a time. Further ones wait for the end of a
             lease. None for no limit.
-        call_timeout_s: Seconds that a call of the model may take, with ``isolation="process"``.
-            After that the process is killed and the call raises `ModelProcessError`; the next
-            lease starts a new process. None for no limit.
+        call_timeout_s: Seconds after which a call of the model must answer, with
+            ``isolation="process"``. Otherwise the process is killed and the call raises
+            `ModelProcessError`; the next lease starts a new process. None for no limit.
         environment: Environment variables that ``isolation="process"`` adds or changes for the
             model's process, such as ``CUDA_VISIBLE_DEVICES``.
 
@@ -115,6 +115,7 @@ class ModelHost(ModelLender, Generic[M]):
         self.name: str = name or str(getattr(function, "__qualname__", type(function).__qualname__))
         self.isolation: str = isolation
         self._sleeps = idle == "sleep"
+        self._cannot_sleep = ""  # Why it last could not sleep: the log has it once.
         sizes = {} if nbytes is None else arguments.parse_sizes("nbytes", nbytes, "host")
         self._new_tenant: Callable[[], Tenant] = partial(ThreadTenant, self.name, load)
         if isolation == "process":
@@ -245,8 +246,9 @@ class ModelHost(ModelLender, Generic[M]):
     def status(self) -> HostStatus:
         """Return the current state. Never loads the model, and never waits."""
         tenancy, now, state = self.tenancy, time.monotonic(), self.state
-        tenant, expires = tenancy.tenant, tenancy.expires_at()
+        tenant = tenancy.tenant
         is_idle = state == "loaded" and not tenancy.leases
+        expires_in_s = max(0.0, tenancy.expires_at() - now)
         sizes = {}
         if tenant is not None and state != "unloaded":
             tenancy.measure()
@@ -260,7 +262,7 @@ class ModelHost(ModelLender, Generic[M]):
             nbytes=sum(sizes.values()),
             nbytes_by_device=sizes,
             idle_s=max(0.0, now - tenancy.idle_since) if is_idle else None,
-            expires_in_s=max(0.0, expires - now) if is_idle and expires is not None else None,
+            expires_in_s=expires_in_s if is_idle and expires_in_s < math.inf else None,
             last_error=tenancy.last_error,
         )
 
@@ -338,7 +340,7 @@ class ModelHost(ModelLender, Generic[M]):
         """Load or wake the model, which the transition has for this thread, if a pool admits it."""
         transition.thread = threading.get_ident()
         tenancy = self.tenancy
-        tenant, began, outcome = tenancy.tenant or self._new_tenant(), time.monotonic(), "error"
+        tenant, began = tenancy.tenant or self._new_tenant(), time.monotonic()
         wakes = tenant.is_asleep
         self.register_in_child()
         try:
@@ -353,7 +355,6 @@ class ModelHost(ModelLender, Generic[M]):
                     self._pool.admit(self, transition, tenancy.last_blocks, deadline)
             tenancy.arrive(transition, tenant)
             self.expiry.start(tenancy)
-            outcome = "success"
         except BaseException as error:
             if isinstance(error, Exception):
                 clear_exception_frames(error)  # They would keep a partly loaded model alive.
@@ -361,13 +362,14 @@ class ModelHost(ModelLender, Generic[M]):
                 if tenancy.tenant is not tenant:
                     tenant.close()
             finally:
-                if not tenancy.fail(transition, error):
-                    outcome = ""
+                if tenancy.fail(transition, error) and not wakes:
+                    self._notify_load("error", began)
             raise
-        finally:
-            if outcome and not wakes:
-                duration_s = time.monotonic() - began
-                notify("load", model=self.name, outcome=outcome, duration_s=duration_s)
+        if not wakes:
+            self._notify_load("success", began)
+
+    def _notify_load(self, outcome: str, began: float) -> None:
+        notify("load", model=self.name, outcome=outcome, duration_s=time.monotonic() - began)
 
     def _make(self, tenant: Tenant) -> None:
         """Load or wake the model; if memory runs out, let the pool make room, and try once more."""
@@ -388,7 +390,7 @@ class ModelHost(ModelLender, Generic[M]):
 
     def _warn_if_unknown(self, tenant: Tenant) -> None:
         """Log if the model is not measured, and a pool or the unload needs to know it."""
-        can_close = hasattr(type(tenant.model), "close")
+        can_close = hasattr(type(getattr(tenant, "model", tenant)), "close")
         needs_size = self._pool is not None and self._pool.has_budget
         if not self.tenancy.last_blocks and (needs_size or not can_close):
             what = "%s holds no tensors or arrays that can be counted; declare nbytes=, and return "
@@ -425,8 +427,6 @@ class ModelHost(ModelLender, Generic[M]):
                 if not is_asleep:
                     tenant.close()
             finally:
-                if not is_asleep:
-                    self.tenancy.unloaded.append(tenant.inventory)
                 self.tenancy.leave(departure, is_asleep)
                 self.expiry.dropped.put(None)  # Ends the expiry thread.
             if not is_asleep:
@@ -442,8 +442,9 @@ class ModelHost(ModelLender, Generic[M]):
         except Exception as error:
             # The process has ended, or its pipe is broken.
             reason = repr_of(error)
-        if reason:
+        if reason and reason != self._cannot_sleep:
             log(WARNING, "%s cannot sleep and is unloaded instead: %s", self.name, reason)
+        self._cannot_sleep = reason
         return not reason
 
     def _empty(

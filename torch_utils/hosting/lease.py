@@ -20,14 +20,13 @@ from torch_utils.errors import ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.arguments import check_seconds
 from torch_utils.hosting.process import ModelProcess, Proxy
 from torch_utils.hosting.tenancy import Holder
-from torch_utils.hosting.tenant import Tenant
+from torch_utils.hosting.tenant import Tenant, ThreadTenant
 from torch_utils.hosting.threads import run_in_thread
 
 __all__ = ["AsyncLease", "Lease", "ModelLender"]
 
 CLOSE_S = 10.0
 """How long closing waits for leases, in seconds."""
-_OWN_MODULES = [f"torch_utils.hosting.{name}" for name in ("lease", "host", "pool")]
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -40,7 +39,7 @@ class _Lease(Generic[M]):
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
         frame: Any = sys._getframe(1)
-        while frame.f_globals.get("__name__") in _OWN_MODULES:
+        while frame.f_globals.get("__name__", "").startswith("torch_utils.hosting."):
             frame = frame.f_back
         self._host = host  # A ModelHost, which stays alive and open.
         self._timeout_s = timeout_s
@@ -61,11 +60,11 @@ class _Lease(Generic[M]):
         return self._holder
 
     def _model(self, tenant: Tenant) -> M:
-        model = tenant.model
-        if isinstance(model, ModelProcess):
-            self._process = model
-            model = Proxy(self._ask, f"the proxy of {self._host.name} (process {model.pid})")
-        return cast(M, model)
+        if isinstance(tenant, ThreadTenant):
+            return cast(M, tenant.model)
+        self._process = tenant
+        what = f"the proxy of {self._host.name} (process {tenant.pid})"
+        return cast(M, Proxy(self._ask, what))
 
     def _ask(self, *request: Any) -> Any:
         process = self._process

@@ -10,7 +10,6 @@ import mmap
 import pickle
 import socket
 import struct
-import time
 from typing import Any, NamedTuple
 
 __all__ = ["Message", "dump", "load", "receive", "send"]
@@ -42,35 +41,32 @@ def load(message: Message) -> Any:
     return pickle.loads(message.content, buffers=message.buffers)
 
 
-def send(connection: socket.socket, message: Message, deadline: float | None = None) -> None:
+def send(connection: socket.socket, message: Message) -> None:
     """Send a message.
 
     Raises:
-        TimeoutError: The deadline (by `time.monotonic`) has passed.
-        OSError: The other end is closed.
+        OSError: The other end is closed, or does not read within the connection's timeout.
     """
     sizes = struct.pack(f"<{len(message.buffers)}Q", *(part.nbytes for part in message.buffers))
     head = _HEAD.pack(len(message.content), len(message.buffers)) + sizes + message.content
     for part in (head, *message.buffers):
-        _limit(connection, deadline)
         connection.sendall(part)
 
 
-def receive(connection: socket.socket, deadline: float | None = None) -> Message:
+def receive(connection: socket.socket) -> Message:
     """Wait for a message. Its buffers belong to this process and are writable.
 
     Raises:
-        TimeoutError: The deadline (by `time.monotonic`) has passed.
         EOFError: The other end is closed.
-        OSError: The connection failed.
+        OSError: The connection failed, or nothing came within its timeout.
     """
-    length, count = _HEAD.unpack(_read(connection, _HEAD.size, deadline))
-    sizes = struct.unpack(f"<{count}Q", _read(connection, 8 * count, deadline))
-    content = _read(connection, length, deadline)
-    return Message(content, [_read(connection, size, deadline) for size in sizes])
+    length, count = _HEAD.unpack(_read(connection, _HEAD.size))
+    sizes = struct.unpack(f"<{count}Q", _read(connection, 8 * count))
+    content = _read(connection, length)
+    return Message(content, [_read(connection, size) for size in sizes])
 
 
-def _read(connection: socket.socket, size: int, deadline: float | None) -> Any:
+def _read(connection: socket.socket, size: int) -> Any:
     data: Any
     if size < _MAPPED_FROM:
         data = bytearray(size)
@@ -80,17 +76,8 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> Any:
         data.madvise(mmap.MADV_HUGEPAGE)
     view = memoryview(data)
     while view.nbytes:
-        _limit(connection, deadline)
         got = connection.recv_into(view)
         if not got:
             raise EOFError("the connection was closed")
         view = view[got:]
     return data
-
-
-def _limit(connection: socket.socket, deadline: float | None) -> None:
-    if deadline is not None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        connection.settimeout(left)

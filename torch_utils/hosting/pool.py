@@ -140,8 +140,7 @@ class ModelPool(ModelLender):
         host.close()
         if host.state != "closed":
             raise host.tenancy.in_use()
-        with self.changed:
-            self._hosts.pop(name, None)
+        self._hosts.pop(name, None)
         return report
 
     def __contains__(self, name: object) -> bool:
@@ -292,8 +291,8 @@ class ModelPool(ModelLender):
 
     def evict_idle(self, host: ModelHost[Any]) -> bool:
         """Evict all other idle models, because memory ran out; return whether there were any."""
-        idle = [one for one in list(self._hosts.values()) if one is not host]
-        idle = [one for one in idle if one.tenancy.is_idle()]
+        others = [one for one in list(self._hosts.values()) if one is not host]
+        idle = [other for other in others if other.tenancy.is_idle()]
         for other in idle:
             self._evict(other)
         return bool(idle)

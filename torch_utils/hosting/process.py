@@ -14,10 +14,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from io import FileIO
 from multiprocessing import spawn
 from os import getpid
 from pathlib import Path
@@ -115,30 +113,25 @@ class ModelProcess:
         self.name = name
         self.report: CleanupReport = CleanupReport()
         self.inventory: Any = Inventory()  # Callers keep nothing of it.
-        self._device_bytes: dict[str, int] = {}  # that it had reserved at its last answer
-        self._asleep_bytes = 0  # of its host memory, which belong on a device
-        self._load = load
-        self._environment = dict(environment or {})
-        self._pid = getpid()
-        self._call_timeout_s = call_timeout_s
         self._error = ""  # why it has ended
-        self._busy = threading.RLock()
-        self._is_busy = False
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._lifeline: FileIO | None = None
-
-    @property
-    def model(self) -> ModelProcess:
-        """What a lease calls."""
-        return self
+        self._lifeline: socket.socket | None = None
+        self._pid = getpid()
+        self._device_bytes: dict[str, int] = {}  # that it had reserved at its last answer
+        self.asleep_bytes: int = 0  # of its host memory, which belong on a device
+        self._load = load
+        self._call_timeout_s = call_timeout_s
+        self._busy = threading.RLock()
+        self._is_busy = False
+        self._environment = dict(environment or {})
 
     def load(self) -> None:
         """Start the process and load the model. Call it once, before any other method.
 
         Raises:
             ModelProcessError: The process cannot be started, or has ended.
-            Exception: The load raised it.
+            Exception: The load raised it. The process runs until `close`.
         """
         if IMPORTING_MAIN:
             raise ModelProcessError(
@@ -146,41 +139,27 @@ class ModelProcess:
                 '`if __name__ == "__main__":`'
             )
         _PROCESSES.add(self)
+        # Options such as -W and -X; multiprocessing uses this private function as well.
+        options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
+        path = list(map(str, sys.path))
         try:
-            with DeferredSignals():
-                self._start()
-        except BaseException:  # Also an interrupt must not leave a process running.
-            self.kill()
-            raise
-        try:
-            self.ask("start", list(sys.argv), _main_module(), self._load)
-        except BaseException:  # Without a model the process has nothing to do.
-            self.end()
-            raise
-
-    def _start(self) -> None:
-        descriptors: list[int] = []
-        try:
-            self._connection, connection = socket.socketpair()
-            descriptors.append(connection.detach())
-            read, write = os.pipe()
-            descriptors.append(read)
-            self._lifeline = FileIO(write, "w")
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-            # Options such as -W and -X; multiprocessing uses this private function as well.
-            options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
-            path = list(map(str, sys.path))
-            self._child = subprocess.Popen(
-                [sys.executable, *options, "-u", "-c", _START.format(path, *descriptors)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                env={**os.environ, **self._environment},
-            )
+            # An interrupt must not leave a process that is not known here.
+            with DeferredSignals(), contextlib.ExitStack() as its_ends:
+                self._connection, end = socket.socketpair()
+                its_ends.enter_context(end)
+                self._lifeline, lifeline = socket.socketpair()
+                its_ends.enter_context(lifeline)
+                self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+                descriptors = end.fileno(), lifeline.fileno()
+                self._child = subprocess.Popen(
+                    [sys.executable, *options, "-u", "-c", _START.format(path, *descriptors)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    env={**os.environ, **self._environment},
+                )
         except OSError as error:
             raise ModelProcessError(f"cannot start a process for {self.name}: {error}") from error
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        self.ask("start", self.name, list(sys.argv), _main_module(), self._load)
 
     @property
     def pid(self) -> int:
@@ -210,29 +189,32 @@ class ModelProcess:
 
     def blocks(self) -> Blocks:
         """Return its memory: on the host now, on devices at its last answer."""
-        host = max(0, self.resident_bytes() - self._asleep_bytes)
-        sizes = {**self._device_bytes, "host": host, ASLEEP: self._asleep_bytes}
+        host = max(0, self.resident_bytes() - self.asleep_bytes)
+        sizes = {**self._device_bytes, "host": host, ASLEEP: self.asleep_bytes}
         return blocks_of(self, {device: nbytes for device, nbytes in sizes.items() if nbytes})
 
     @property
     def is_asleep(self) -> bool:
         """Whether the values of its model are in host memory."""
-        return self._asleep_bytes > 0
+        return self.asleep_bytes > 0
 
     def sleep(self) -> str:
         """Move its model to host memory; return why that is impossible, or an empty string."""
-        self._asleep_bytes, reason = self.ask("sleep")
+        reason, self.asleep_bytes = self.ask("sleep")
         return str(reason)
 
     def wake(self) -> None:
         """Move its model back to its devices. If that raises, it is still asleep as a whole."""
         self.ask("wake")
-        self._asleep_bytes = 0
+        self.asleep_bytes = 0
 
     def close(self) -> None:
-        """End the process, and report its memory as freed."""
+        """Ask the process to end, kill it after `GRACE_S` seconds, and report its memory as freed.
+
+        During a call it is killed immediately, and the call raises `ModelProcessError`. Idempotent.
+        """
         freed = {**self._device_bytes, "host": self.resident_bytes(mapped_files=False)}
-        self.end()
+        self._stop(0 if self._is_busy else GRACE_S, "was ended")
         self.report = CleanupReport(freed_bytes=freed)
 
     def ask(self, *request: Any, check: Any = None, wait_s: float | None = None) -> Any:
@@ -278,10 +260,10 @@ class ModelProcess:
             try:
                 self._is_busy = True
                 limit_s = self._call_timeout_s if request[0] in ("call", "get") else None
-                deadline = None if limit_s is None else time.monotonic() + limit_s
-                messages.send(self._connection, message, deadline)
-                answer = messages.receive(self._connection, deadline)
-            except TimeoutError:
+                self._connection.settimeout(limit_s)
+                messages.send(self._connection, message)
+                answer = messages.receive(self._connection)
+            except (TimeoutError, BlockingIOError):
                 self._stop(0, f"has ended: killed, because a call took longer than {limit_s:g} s")
                 raise self._closed_error() from None
             except (EOFError, OSError):
@@ -330,13 +312,6 @@ class ModelProcess:
     def _closed_error(self) -> BaseException:
         return closed_error(f"the process of {self.name} {self._error}", ModelProcessError)
 
-    def end(self) -> None:
-        """Ask the process to end, kill it after `GRACE_S` seconds, and wait until it is gone.
-
-        During a call it is killed immediately, and the call raises `ModelProcessError`. Idempotent.
-        """
-        self._stop(0 if self._is_busy else GRACE_S, "was ended")
-
     @early_bound
     def kill(self) -> None:
         """Kill the process."""
@@ -344,12 +319,15 @@ class ModelProcess:
 
     @early_bound
     def _stop(self, grace_s: float, why: str = "") -> None:
-        """End the process; its exit code is the reason if ``why`` is empty."""
-        if self._pid != getpid():
-            return
+        """End the process; its exit code is the reason if ``why`` is empty.
+
+        In a forked child: leave the process alone, and close the copies of its descriptors.
+        """
         self._error = self._error or why
         child, code = self._child, None
-        if child is not None:
+        if child is not None and self._pid != getpid():
+            child.returncode = 0  # Not a child of this process.
+        elif child is not None:
             try:
                 if grace_s and self._connection is not None:
                     with contextlib.suppress(OSError):
@@ -360,25 +338,13 @@ class ModelProcess:
                 child.kill()  # Does nothing if it has ended.
                 child.wait()
         self._error = self._error or f"has ended: {_describe(code)}"
-        self._close_descriptors()
-
-    @early_bound
-    def _close_descriptors(self) -> None:
         for one in (self._connection, self._lifeline):
             if one is not None:
                 one.close()
 
-    def forget(self) -> None:
-        """In a forked child: close the copies of the descriptors, and leave the process alone."""
-        self._close_descriptors()
-        if self._child is not None:
-            self._child.returncode = 0  # Not a child of this process.
-
     @early_bound
     def __del__(self) -> None:
-        # No thread holds its locks, because it is garbage.
-        if self.__dict__.get("_pid") == getpid():
-            self.kill()
+        self.kill()  # No thread holds its locks, because it is garbage.
 
 
 class Proxy:
@@ -424,7 +390,7 @@ _PROCESSES: weakref.WeakSet[ModelProcess] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for process in list(_PROCESSES):
-        process.forget()
+        process.kill()
 
 
 if hasattr(os, "register_at_fork"):

@@ -38,12 +38,8 @@ STAYING = {"cpu", "meta"}
 """Types of devices whose tensors stay. Without "cpu", host memory is a device, as in rehearsals."""
 
 _NAMES = ("_C._swap_tensor_impl", "_C._storage_Use_Count", "Tensor._use_count")
-_OBSTACLES = {
-    "ScriptModule": "TorchScript refers to its tensors itself",
-    "ScriptFunction": "TorchScript refers to its tensors itself",
-    "CUDAGraph": "a CUDA graph has the addresses of its tensors",
-    "OptimizedModule": "compiled code may have copies of its tensors",
-}
+_OBSTACLES = {"ScriptModule", "ScriptFunction", "CUDAGraph", "OptimizedModule"}
+_OF_COMPILED = ("_compiled_call_impl", "_torchdynamo_orig_callable")  # attributes
 
 
 class Offloaded:
@@ -192,11 +188,7 @@ class _Finder(Inventory):
         for name in _NAMES:
             if private(torch, name) is None:
                 raise _refused("anything", f"torch {torch.__version__} lacks torch.{name}")
-        try:
-            roots = roots_of(objects, self)
-        except TypeError as error:
-            text = str(error).replace("release() cannot release", "offload() cannot move")
-            raise TypeError(text) from None
+        roots = roots_of(objects, self, "offload()")
         self._passed = {id(root.thing) for root in roots}
         self.count(roots)
 
@@ -210,15 +202,11 @@ class _Finder(Inventory):
         return self._part is None or self.parts[self._part].get() is thing
 
     def _obstacle(self, thing: Any) -> str:
-        for base in bases_of(type(thing)):
-            if name_of(base) in _OBSTACLES:
-                return _OBSTACLES[name_of(base)]
-        if self.kind(thing) == PACKED:
-            return "its weights are packed"
         contents = attributes_of(thing)
-        if contents.get("_compiled_call_impl") or "_torchdynamo_orig_callable" in contents:
-            return _OBSTACLES["OptimizedModule"]
-        return ""
+        names = {name_of(base) for base in bases_of(type(thing))}
+        if names & _OBSTACLES or any(map(contents.get, _OF_COMPILED)):
+            return "TorchScript, CUDA graphs and compiled code have addresses or copies of tensors"
+        return "its weights are packed" if self.kind(thing) == PACKED else ""
 
     def _add_tensor(self, tensor: Any, name: str, is_expected: bool) -> None:
         super()._add_tensor(tensor, name, is_expected)
@@ -299,10 +287,10 @@ def _gradient(torch: Any, tensor: Any) -> Any:
 def _problem(torch: Any, tensor: Any) -> str:
     """Return why a tensor cannot be made again around another storage, or an empty string."""
     base = torch.Tensor
-    if base.layout.__get__(tensor) != torch.strided or base.is_nested.__get__(tensor):
-        return "it is a sparse, packed or nested tensor"
-    if base.is_quantized.__get__(tensor) or base.is_conj(tensor) or base.is_neg(tensor):
-        return "it is a quantized or conjugated tensor"
+    is_strided = base.layout.__get__(tensor) == torch.strided and not base.is_nested.__get__(tensor)
+    is_lazy = is_strided and (base.is_conj(tensor) or base.is_neg(tensor))
+    if not is_strided or is_lazy or base.is_quantized.__get__(tensor):
+        return "it is a sparse, packed, nested, quantized or conjugated tensor"
     dispatch = find_in_class(type(tensor), "__torch_dispatch__")
     if dispatch is not None and dispatch is not find_in_class(base, "__torch_dispatch__"):
         return f"its class {name_of(type(tensor))} has a dispatch of its own"

@@ -23,6 +23,7 @@ impossible leaves as an unload. A forked child starts over, unloaded.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -121,7 +122,7 @@ class Tenancy:
 
     Args:
         name: The name of the host.
-        keep_alive_s: How long an idle model stays loaded; None for ever.
+        keep_alive_s: How long an idle model stays loaded.
         max_leases: How many leases there may be at a time; None for no limit.
         sizes: The declared size of the model, by device; empty to measure it.
 
@@ -141,7 +142,7 @@ class Tenancy:
     def __init__(
         self,
         name: str,
-        keep_alive_s: float | None,
+        keep_alive_s: float,
         max_leases: int | None,
         sizes: dict[str, int],
     ) -> None:
@@ -162,7 +163,7 @@ class Tenancy:
         self.waiting: set[Holder] = set()
         self.is_closing: bool = is_closing
         self.idle_since: float = 0.0
-        self._was_leased = False  # A keep_alive of 0 keeps a model that was loaded beforehand.
+        self._expires_at = math.inf
         self._lease_end: Transition | None = None
         self.loads: int = 0
         self.unloads: int = 0
@@ -186,30 +187,23 @@ class Tenancy:
         """Return whether the model's process has ended by itself."""
         return self.tenant is not None and not self.tenant.is_alive()
 
-    def is_idle(self) -> bool:
-        """Return whether it is loaded and awake, not leased, and without waiting callers."""
+    def is_idle(self, is_asleep: bool = False) -> bool:
+        """Return whether it is awake, or asleep, not leased, and without waiting callers."""
         tenant = self.tenant
         is_free = not (self.transition or self.leases or self.waiting)
-        return is_free and tenant is not None and not tenant.is_asleep
+        return is_free and tenant is not None and tenant.is_asleep == is_asleep
 
     def is_asleep(self) -> bool:
         """Return whether it is asleep, and without waiting callers."""
-        tenant = self.tenant
-        is_free = not (self.transition or self.waiting)
-        return is_free and tenant is not None and tenant.is_asleep
+        return self.is_idle(is_asleep=True)
 
     def is_due(self) -> bool:
         """Return whether it is idle and its keep-alive time is over."""
-        expires = self.expires_at()
-        return self.is_idle() and expires is not None and expires <= time.monotonic()
+        return self.is_idle() and self.expires_at() <= time.monotonic()
 
-    def expires_at(self) -> float | None:
-        """Return when an idle model is due, by `time.monotonic`; None for never."""
-        if self.is_closing:
-            return self.idle_since
-        if self.keep_alive_s is None or (self.keep_alive_s == 0 and not self._was_leased):
-            return None
-        return self.idle_since + self.keep_alive_s
+    def expires_at(self) -> float:
+        """Return when an idle model is due, by `time.monotonic`."""
+        return self.idle_since if self.is_closing else self._expires_at
 
     def threads(self) -> set[int | None]:
         """Return the threads that hold a lease or do a transition.
@@ -307,7 +301,6 @@ class Tenancy:
                     return self._lease_end
                 self.leases[holder] = None
                 self.waiting.discard(holder)
-                self._was_leased = True
             return tenant
 
     def end_lease(self, holder: Holder) -> None:
@@ -315,11 +308,11 @@ class Tenancy:
         with DeferredSignals(), self.changed:
             if holder not in self.waiting and holder not in self.leases:
                 return
-            self._was_leased = True  # Otherwise it was loaded for a caller that no longer waits.
             self.waiting.discard(holder)
             self.leases.pop(holder, None)
             if not self.leases:
                 self.idle_since = time.monotonic()
+                self._expires_at = self.idle_since + self.keep_alive_s
             self._wake_waiters()
 
     def arrive(self, load: Transition, tenant: Tenant) -> None:
@@ -332,6 +325,8 @@ class Tenancy:
                 self.loads += self.tenant is None
                 self.tenant, self.transition = tenant, None
                 self.idle_since = time.monotonic()
+                if self.keep_alive_s:  # One of 0 keeps a model that was loaded beforehand.
+                    self._expires_at = self.idle_since + self.keep_alive_s
                 self.last_error = None
                 self.changed.notify_all()
             load.set_result(None)  # Without the lock, which a signal handler may need.
@@ -347,14 +342,11 @@ class Tenancy:
                 shared = error if isinstance(error, Exception) else None
                 if shared is not None:
                     self.last_error = repr_of(shared)
-                self.transition = None
-                self._was_leased = False
+                self.transition, self._expires_at = None, math.inf
                 self.changed.notify_all()
             # An interrupt or a lack of room may concern this thread only; the others try again.
-            if isinstance(shared, NoRoomError) and not load.in_background:
-                load.set_result(None)
-            else:
-                load.set_exception(shared)
+            is_own = isinstance(shared, NoRoomError) and not load.in_background
+            load.set_exception(None if is_own else shared)
         return shared is not None
 
     def depart(self, departure: Transition, may: Callable[[], bool]) -> Tenant | None:
@@ -371,11 +363,12 @@ class Tenancy:
     def leave(self, departure: Transition, is_asleep: bool) -> None:
         """End what `depart` began."""
         with self.changed:
-            self.transition = None
-            self._was_leased = False
-            if not is_asleep:
+            self.transition, self._expires_at = None, math.inf
+            if not is_asleep and self.tenant is not None:
                 self.leases.clear()  # Leases of an ended process, or at exit.
                 self.unloads += 1
+                self.unloaded.append(self.tenant.inventory)
+                self.remains()  # Forgets models that are gone.
                 self.tenant = None
             self._wake_waiters()
         departure.set_result(None)

@@ -44,6 +44,7 @@ class ThreadTenant:
         self._make = load
         self._blocks: Blocks = {}
         self._offloaded: Offloaded | None = None
+        self.asleep_bytes: int = 0  # of host memory, which belong on a device
         self._reading = threading.Lock()  # Measuring refers to parts, which would stay awake.
 
     def load(self) -> None:
@@ -78,21 +79,21 @@ class ThreadTenant:
 
     def blocks(self) -> Blocks:
         """Return its memory when it was last measured."""
-        offloaded, blocks = self._offloaded, self._blocks
-        if offloaded is None:
-            return blocks
-        awake = {key: block for key, block in blocks.items() if block[0] != "host"}
-        return {**awake, self: (ASLEEP, offloaded.host_bytes)}
+        if not self.is_asleep:
+            return self._blocks
+        awake = {key: block for key, block in self._blocks.items() if block[0] != "host"}
+        return {**awake, self: (ASLEEP, self.asleep_bytes)}
 
     @property
     def is_asleep(self) -> bool:
         """Whether its values are in host memory."""
-        return self._offloaded is not None
+        return self.asleep_bytes > 0
 
     def sleep(self) -> str:
         """Move the model to host memory; return why that is impossible, or an empty string."""
         with self._reading:
             self._offloaded, reason = put_to_sleep(self.model)
+        self.asleep_bytes = 0 if self._offloaded is None else self._offloaded.host_bytes
         self.measure()
         return reason
 
@@ -100,7 +101,7 @@ class ThreadTenant:
         """Move the model back to its devices. If that raises, it is still asleep as a whole."""
         if self._offloaded is not None:
             self._offloaded.restore()
-            self._offloaded = None
+            self._offloaded, self.asleep_bytes = None, 0
             self.measure()
 
     def close(self) -> None:

@@ -112,34 +112,30 @@ class Expiry:
                     thread.start()
                     self._is_running = True
 
-    def _run(self, wait_s: float | None) -> None:
-        while wait_s is not None:
+    def _run(self, wait_s: float) -> None:
+        while True:
             holder = None
             with contextlib.suppress(Empty):
                 holder = self.dropped.get(timeout=wait_s)
             host = self._host()
             if host is None:
                 return
+            tenancy = host.tenancy
             try:
                 if holder is not None:
-                    host.tenancy.end_lease(holder)
+                    tenancy.end_lease(holder)
                 host.unload_if_due()
-                wait_s = self._next_s(host.tenancy)
             except BaseException as error:  # From the model's close(); the model is gone.
                 log(ERROR, "unloading an idle model failed: %r", error, exc_info=error)
-                wait_s = 0.0
             del host
-
-    def _next_s(self, tenancy: Tenancy) -> float | None:
-        """Return the seconds until the next check; None to end."""
-        with tenancy.changed:
-            if tenancy.tenant is None or tenancy.tenant.is_asleep:
-                self._is_running = False
-                return None
-            expires, wait_s = tenancy.expires_at(), tenancy.keep_alive_s or LONGEST_WAIT_S
-            if expires is not None and tenancy.is_idle():
-                wait_s = max(0.0, expires - time.monotonic())
-            return min(wait_s, LONGEST_WAIT_S)  # Leases do not wake the thread.
+            with tenancy.changed:
+                if tenancy.tenant is None or tenancy.tenant.is_asleep:
+                    self._is_running = False
+                    return
+                wait_s = tenancy.keep_alive_s or LONGEST_WAIT_S  # Leases do not wake the thread.
+                if tenancy.is_idle():
+                    wait_s = max(0.0, tenancy.expires_at() - time.monotonic())
+                wait_s = min(wait_s, LONGEST_WAIT_S)
 
 
 if hasattr(os, "register_at_fork"):
