@@ -227,7 +227,7 @@ class Inventory:
                 # The visit refers to it as well.
                 if key in others and reference_counts([others[key].thing])[0] - 1 <= met[key]:
                     self._enter(others.pop(key), pending)
-        seen = known.union(others)
+        seen = known.union(key for key, visit in others.items() if visit.is_expected)
         for visit in others.values():
             if visit.is_expected:
                 self._count_whole(visit, seen)

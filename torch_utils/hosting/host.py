@@ -6,9 +6,7 @@ between: they load, wake, let sleep, unload, wait for the end of the keep-alive 
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
-import contextlib
 import inspect
 import math
 import os
@@ -31,7 +29,7 @@ from torch_utils.hosting.lease import CLOSE_S, AsyncLease, Lease, ModelLender
 from torch_utils.hosting.process import ModelProcess, pickled_load
 from torch_utils.hosting.tenancy import Holder, HostStatus, State, Tenancy, Transition
 from torch_utils.hosting.tenant import WARNING, Tenant, ThreadTenant
-from torch_utils.hosting.threads import LONGEST_WAIT_S, Expiry, in_thread
+from torch_utils.hosting.threads import LONGEST_WAIT_S, Expiry, in_thread, wait_in_loop
 
 __all__ = ["HostStatus", "ModelHost"]
 
@@ -299,12 +297,7 @@ class ModelHost(ModelLender, Generic[M]):
             found = self._try(holder, None, in_background=True)
             if not isinstance(found, Transition):
                 return found
-            waiting = asyncio.wrap_future(found)
-            try:
-                await asyncio.wait({waiting}, timeout=_seconds_until(deadline))
-            finally:
-                with contextlib.suppress(RuntimeError):  # The loop is closed.
-                    waiting.cancel()  # The transition itself goes on.
+            await wait_in_loop(found, _seconds_until(deadline))
             self._check_waited(found, timeout_s)
 
     def _try(

@@ -17,7 +17,7 @@ from torch_utils._runtime import ERROR, is_shutting_down, log
 from torch_utils._signals import DeferredSignals
 from torch_utils.hosting.tenancy import Tenancy
 
-__all__ = ["LONGEST_WAIT_S", "Expiry", "in_thread", "run_in_thread"]
+__all__ = ["LONGEST_WAIT_S", "Expiry", "in_thread", "run_in_thread", "wait_in_loop"]
 
 T = TypeVar("T")
 Queue = SimpleQueue[Any]
@@ -44,9 +44,6 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
         problem: BaseException | None = None
         try:
             value = function()
-        except StopIteration as error:  # No coroutine may raise it: its waiter would hang.
-            problem = RuntimeError(f"the function raised {error!r}")
-            problem.__cause__ = error
         except BaseException as error:  # The waiter raises it.
             problem = error
         if own is not None:  # Before the waiter goes on, which may need a worker again.
@@ -81,7 +78,22 @@ def _work(jobs: Queue) -> None:
 
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Run a function in a thread, which continues if the coroutine is cancelled."""
-    return await asyncio.wrap_future(in_thread(function))
+    future = in_thread(function)
+    await wait_in_loop(future)
+    return future.result()
+
+
+async def wait_in_loop(future: Future[Any], timeout_s: float | None = None) -> None:
+    """Wait until a future is done. A StopIteration in it would make its own waiters hang."""
+    signal: Future[None] = Future()
+    signal.set_running_or_notify_cancel()  # Cancelling the waiter must not cancel it.
+    future.add_done_callback(lambda _: signal.set_result(None))
+    waiting = asyncio.wrap_future(signal)
+    try:
+        await asyncio.wait({waiting}, timeout=timeout_s)
+    finally:
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            waiting.cancel()
 
 
 class Expiry:
