@@ -54,6 +54,7 @@ class Model:
             "_exit": lambda: os._exit(4),
             "abort": os.abort,
             "kill": lambda: os.kill(os.getpid(), 9),
+            "hang": lambda: time.sleep(600),
         }[how]()
 
     def map_file(self, size):
@@ -70,10 +71,6 @@ class Model:
         print("to stdout " * count)
         print("to stderr " * count, file=sys.stderr)
         return count
-
-    def touch_and_sleep(self, path):
-        Path(path).touch()
-        time.sleep(600)
 
     def touch_and_spin(self, path):
         Path(path).touch()

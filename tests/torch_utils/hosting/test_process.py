@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tests.support.hosted_models import Model, load_and_leave, load_nothing
 from tests.support.hosting_stub import run as run_loop
 from tests.support.interrupts import Interrupt, Place, interrupt_everywhere
 from tests.support.programs import Result, assert_clean, run
-from tests.support.threads import errors_in_threads
+from tests.support.threads import errors_in_threads, in_threads
 from tests.support.waiting import is_there, wait_for, wait_for_async
 from torch_utils import ModelHost, ModelProcessError, ResourceClosedError
 
@@ -99,26 +99,27 @@ def test_concurrent_threads_get_their_own_results(shared) -> None:
 # Errors
 
 
-def test_exceptions_keep_their_type_and_traceback(shared) -> None:
-    """The traceback of the process is a note."""
+def test_exceptions_keep_their_type_and_traceback(
+    shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback of the process is a note.
+
+    Exceptions that cannot be unpickled, and those of modules that this process has not imported,
+    keep their text.
+    """
     with pytest.raises(ValueError, match="no such text") as caught:
         shared.fail()
     assert "in fail\n" in "".join(traceback.format_exception(caught.value))
     with pytest.raises(MemoryError):
         shared.out_of_memory()
-    assert shared.echo(1) == 1
-
-
-def test_exceptions_that_cannot_be_unpickled_keep_their_text(
-    shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of modules that this process has not imported stay in the other one."""
-    (tmp_path / "only_in_the_child.py").write_text("class Trouble(RuntimeError): pass\n")
-    with pytest.raises(ModelProcessError, match=r"Picky\('one and two'\)"):
-        shared.fail("Picky")
-    with pytest.raises(ModelProcessError, match="stub raised KeyboardInterrupt"):
-        shared.fail("KeyboardInterrupt")
+    for kind, text in {
+        "Picky": r"Picky\('one and two'\)",
+        "KeyboardInterrupt": "stub raised",
+    }.items():
+        with pytest.raises(ModelProcessError, match=text):
+            shared.fail(kind)
     assert shared.echo(0) == 0
+    (tmp_path / "only_in_the_child.py").write_text("class Trouble(RuntimeError): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with host_of() as host, host.lease() as model:
         with pytest.raises(ModelProcessError, match=r"Trouble\('of its own'\)"):
@@ -136,45 +137,46 @@ def test_values_that_cannot_be_pickled_are_refused(shared) -> None:
     assert shared.echo(1) == 1
 
 
-@pytest.mark.parametrize(
-    ("load", "error", "text"),
-    [
-        (load_nothing, OSError, "no such weights"),
-        (load_and_leave, ModelProcessError, "has ended: exit code 7"),
-    ],
-)
-def test_failed_load_raises_and_ends_the_process(
-    load: Any, error: type[Exception], text: str
-) -> None:
-    with host_of(load) as host, pytest.raises(error, match=text):
-        host.load()
+def test_failed_load_raises_and_ends_the_process() -> None:
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = children.read_text()
+    for load, error in {load_nothing: OSError, load_and_leave: ModelProcessError}.items():
+        with host_of(load) as host:
+            with pytest.raises(error, match=r"no such weights|has ended: exit code 7"):
+                host.load()
+            assert children.read_text() == before
 
 
 # Ends
 
 
-@pytest.mark.parametrize(
-    ("how", "text"),
-    [
-        ("sys.exit", "exit code 3"),
-        ("_exit", "exit code 4"),
-        ("abort", "SIGABRT"),
-        ("kill", "(SIGKILL)"),
-    ],
-)
-def test_end_during_a_call_raises_and_next_lease_restarts(host, capfd, how: str, text: str) -> None:
-    with host.lease() as model:
-        pid = model.pid()
-        with pytest.raises(ModelProcessError, match="has ended") as caught:
-            model.leave(how)
-        assert text in str(caught.value)
-        assert "these are my last words" in capfd.readouterr().err
-        assert not Path(f"/proc/{pid}").exists()
-        with pytest.raises(ModelProcessError, match="has ended"):
-            model.echo(1)
-    with host.lease() as model:
-        assert model.pid() != pid
-    assert (host.status().loads, host.status().unloads) == (2, 1)
+ENDS = {
+    "sys.exit": "exit code 3",
+    "_exit": "exit code 4",
+    "abort": "SIGABRT",
+    "kill": "(SIGKILL)",
+    "hang": "a call took longer than 2 s",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_end_during_a_call_raises_and_next_lease_restarts(how: str, capfd) -> None:
+    """Also if the process is killed because of ``call_timeout_s``."""
+    limit_s = 2 if how == "hang" else None
+    with ModelHost(Model, isolation="process", call_timeout_s=limit_s) as host:
+        with host.lease() as model:
+            pid = model.pid()
+            with pytest.raises(ModelProcessError, match="has ended") as caught:
+                model.leave(how)
+            assert ENDS[how] in str(caught.value)
+            assert "these are my last words" in capfd.readouterr().err
+            assert not Path(f"/proc/{pid}").exists()
+            with pytest.raises(ModelProcessError, match="has ended"):
+                model.echo(1)
+        assert host.status().state == "unloaded"
+        with host.lease() as model:
+            assert model.pid() != pid
+        assert (host.status().loads, host.status().unloads) == (2, 1)
 
 
 def test_status_and_next_call_notice_the_end_of_the_process(host) -> None:
@@ -189,33 +191,18 @@ def test_status_and_next_call_notice_the_end_of_the_process(host) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def test_call_timeout_kills_the_process(tmp_path: Path) -> None:
-    with ModelHost(Model, name="stub", isolation="process", call_timeout_s=2) as host:
-        with host.lease() as model:
-            pid = model.pid()
-            with pytest.raises(ModelProcessError, match="a call took longer than 2 s"):
-                model.touch_and_sleep(str(tmp_path / "begun"))
-            assert not is_there(pid)
-            with pytest.raises(ModelProcessError, match="has ended"):
-                model.echo(1)
-        assert host.status().state == "unloaded"
-
-
 def test_cancelled_call_gives_up_the_answer_only(host, tmp_path: Path) -> None:
     """New calls wait for its end, and calls that have not begun are dropped."""
     go_on = tmp_path / "go on"
 
+    def note(number: int) -> Coroutine[Any, Any, Any]:
+        return host.call(lambda model: model.note_and_wait(number, str(go_on)))
+
     async def main() -> None:
-        async with host.alease() as model:
+        async with host.alease():
             pid = await host.call(lambda model: model.pid())
-            tasks = [
-                asyncio.create_task(
-                    host.call(lambda model, n=n: model.note_and_wait(n, str(go_on)))
-                )
-                for n in range(3)
-            ]
-            await wait_for_async(lambda: list(tmp_path.iterdir()))
-            await wait_for_async(lambda: host.status().leases == 4)
+            tasks = [asyncio.create_task(note(number)) for number in range(3)]
+            await wait_for_async(lambda: list(tmp_path.iterdir()) and host.status().leases == 4)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*tasks), 0.01)
         with pytest.raises(TimeoutError, match=r"busy with another call after 0\.01 s"):
@@ -325,26 +312,15 @@ def test_interrupts_never_mix_up_results_or_keep_locks(host) -> None:
         raise kept[-1]
 
     def check(place: Place) -> None:
-        answers: list[Any] = []
         with host.lease() as model:
-
-            def ask() -> None:
-                try:
-                    answers.append(model.echo(-place.number))
-                except ModelProcessError as error:
-                    answers.append(error)
-
             place.run(lambda: model.echo(place.number))
-            thread = threading.Thread(target=ask, daemon=True)
-            thread.start()
-            thread.join(60)
-            assert answers, "no answer: a lock is still held"
+            (answer,) = in_threads(lambda: model.echo(-place.number))  # No lock is held.
             kept.clear()
-        if isinstance(answers[0], ModelProcessError):
+        if isinstance(answer, ModelProcessError):
             assert place.delivered
             counts["ended"] += 1
         else:
-            assert answers == [-place.number], "the answer to another call"
+            assert answer == -place.number, "the answer to another call"
             counts["answered"] += 1
 
     how: dict[str, Any] = {"package": "torch_utils", "minimum": 20, "at_most": 30}

@@ -138,6 +138,7 @@ SHARES: dict[str, Callable[[Any], Any]] = {  # what else refers to a weight
     "closure": lambda weight: lambda: weight,
     "dlpack": lambda weight: torch.from_dlpack(weight.detach()),
     "view": lambda weight: weight.detach()[:3],
+    "gradient": lambda weight: weight.grad,  # It stays beside its weight.
     "graph": lambda weight: (weight * weight).sum(),
     "array": lambda weight: weight.detach().numpy(),
 }
@@ -146,28 +147,30 @@ SHARES: dict[str, Callable[[Any], Any]] = {  # what else refers to a weight
 @pytest.mark.parametrize("share", SHARES)
 def test_what_others_use_stays_where_it_is(share: str) -> None:
     net = Net()
-    other = SHARES[share](net.first.weight)
-    shared, own = Memory([net.first.weight]), Memory([net.table, net.lstm.weight_ih_l0])
+    net(torch.ones(2, 20)).backward()
+    optimizer = torch.optim.SGD(net.parameters())
+    other, gradient = SHARES[share](net.first.weight), net.first.weight.grad
+    shared, own = Memory([net.first.weight, gradient]), Memory([net.table, net.lstm.weight_ih_l0])
     address = net.first.weight.data_ptr()
-    offloaded = offload(net)
+    del gradient
+    offloaded = offload(net, optimizer)
     assert own.is_gone() and shared.is_whole()
     assert net.first.weight.data_ptr() == address
-    assert 1600 in [one.nbytes for one in offloaded.left]
+    assert sum(one.nbytes for one in offloaded.left) == 3200
     offloaded.restore()
     del other
-    with offload(net) as offloaded:
+    with offload(net, optimizer) as offloaded:
         assert shared.is_gone() and not offloaded.left
 
 
-def test_gradient_that_others_use_stays_beside_its_weight() -> None:
+def test_layer_that_another_model_uses_is_named() -> None:
+    """Also if the optimizer, which refers to its parameters, is passed too."""
     net = Net()
-    net(torch.ones(2, 20)).backward()
-    gradient = net.first.weight.grad
-    address, shared = gradient.data_ptr(), Memory([net.first.weight])
-    with offload(net) as offloaded:
-        assert gradient.data_ptr() == address and shared.is_whole()
-        assert sum(one.nbytes for one in offloaded.left) == 3200
-    assert net.first.weight.grad is gradient
+    other = torch.nn.Sequential(net.first)
+    for objects in ([net], [net, torch.optim.SGD(net.parameters())]):
+        with offload(*objects) as offloaded:
+            assert "Net.first" in [one.what for one in offloaded.left]
+    assert other[0] is net.first
 
 
 class Dispatching(torch.Tensor):  # type: ignore[name-defined]
@@ -264,10 +267,8 @@ def test_tensors_that_cannot_be_exchanged_leave_everything_as_it_was() -> None:
 
 
 def test_released_or_moved_while_offloaded() -> None:
-    """What the program does to the tensors meanwhile stays, and the error of a block."""
+    """What the program does to the tensors meanwhile stays."""
     net = Net()
-    with pytest.raises(KeyError, match="mine"), offload(net):
-        raise KeyError("mine")
     offloaded = offload(net)
     net.table.data = torch.ones(100).half()
     memory = Memory([net.lstm.weight_ih_l0])
@@ -277,43 +278,45 @@ def test_released_or_moved_while_offloaded() -> None:
     assert float(net.table.sum()) == 100
 
 
-def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model() -> None:
-    """Each time, by the end of its lease or by the thread that waits for the end of its time."""
-    with ModelHost(Net, keep_alive="20ms", idle="sleep") as host:
-        for _ in range(3):
-            with host.lease():
-                assert host.status().state == "loaded"
-            wait_for(lambda: host.status().state == "asleep")
-        assert host.status().loads == 1
-    registry = client.CollectorRegistry()
-    register(registry)
-    with ModelHost(Net, keep_alive=0, idle="sleep") as host:
+@pytest.mark.parametrize("keep_alive", ["20ms", 0])
+def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model(keep_alive: Any) -> None:
+    """By the thread that waits for the end of its time, or by the end of its lease."""
+    with ModelHost(Net, keep_alive=keep_alive, idle="sleep") as host:
         with host.lease() as model:
             ids = list(map(id, model.tensors()))
-            values = [t.detach().clone() for t in model.tensors()]
+            values = [tensor.detach().clone() for tensor in model.tensors()]
             memory = Memory(model.tensors())
             del model
-        assert host.status().state == "asleep"
+        for _ in range(3):
+            wait_for(lambda: host.status().state == "asleep")
+            assert memory.is_gone()
+            with host.lease() as model:
+                assert host.status().state == "loaded"
+                assert list(map(id, model.tensors())) == ids
+                assert all(map(torch.equal, model.tensors(), values))
+                with pytest.raises(ModelInUseError, match="1 open lease"):
+                    host.sleep()
+                del model
+        wait_for(lambda: host.status().state == "asleep")
         status = host.status()
-        assert memory.is_gone()
-        labels = {"model": "Net"}
-        assert registry.get_sample_value("torch_utils_model_asleep", labels) == 1
-        on_host = registry.get_sample_value("torch_utils_model_bytes", labels | {"device": "host"})
-        assert on_host == status.nbytes
-        assert status.nbytes == sum(status.nbytes_by_device.values()) > 0
         assert (status.loads, status.unloads, status.expires_in_s) == (1, 0, None)
-        assert host.wake() and not host.wake()
-        assert host.status().state == "loaded"
-        with host.lease() as model:
-            assert list(map(id, model.tensors())) == ids
-            assert all(map(torch.equal, model.tensors(), values))
-            with pytest.raises(ModelInUseError, match="1 open lease"):
-                host.sleep()
-            del model
-        assert host.status().state == "asleep" and not host.sleep()
+        assert status.nbytes == sum(status.nbytes_by_device.values()) > 0
         host.unload()
-        assert host.status().state == "unloaded" and not host.wake()
+        assert host.status().state == "unloaded" and not host.wake() and not host.sleep()
     assert host.status().state == "closed"
+
+
+def test_sleeping_model_is_one_in_metrics_and_status() -> None:
+    registry = client.CollectorRegistry()
+    register(registry)
+    with ModelHost(Net, keep_alive=-1) as host:
+        assert host.load() and host.sleep() and not host.sleep()
+        value = partial(registry.get_sample_value, labels={"model": "Net"})
+        assert (value("torch_utils_model_asleep"), value("torch_utils_model_loaded")) == (1, 0)
+        labels = {"model": "Net", "device": "host"}
+        nbytes = registry.get_sample_value("torch_utils_model_bytes", labels)
+        assert nbytes == host.status().nbytes
+        assert host.wake() and not host.wake() and host.status().state == "loaded"
 
 
 def test_unload_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,27 +338,30 @@ def test_unload_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("frozen_heap")
-def test_many_naps_leave_nothing_behind() -> None:
+def test_many_naps_and_unloads_leave_nothing_behind() -> None:
     with ModelHost(lambda: torch.nn.Linear(30, 30), keep_alive=-1) as host:
-        with host.lease() as model:
-            values = model.weight.detach().clone()
-            del model
         counts = []
         for index in range(61):
+            host.load()
+            with host.lease() as model:
+                values = model.weight.detach().clone()
+                del model
             assert host.sleep() and host.wake()
+            with host.lease() as model:
+                assert torch.equal(model.weight, values)
+                del model
+            host.unload()
             if index % 20 == 0:
                 gc.collect()
                 counts.append(len(gc.get_objects()))  # without the frozen ones
-        with host.lease() as model:
-            assert torch.equal(model.weight, values)
         assert counts[-1] - counts[1] < 20
 
 
 # Pools
 
 
-def layer(mb: int) -> Callable[[], Any]:
-    return lambda: torch.nn.ParameterList([torch.full((mb * MB // 4,), float(mb))])
+def layer(mb: int, value: int = 0) -> Callable[[], Any]:
+    return lambda: torch.nn.ParameterList([torch.full((mb * MB // 4,), float(value))])
 
 
 def states(pool: ModelPool) -> str:
@@ -374,19 +380,13 @@ def test_evicted_models_sleep_within_their_budget() -> None:
             pass
         assert states(pool) == "a:loaded b:unloaded c:asleep"
         assert [one.loads for one in pool.status().values()] == [1, 1, 1]
-    with pytest.raises(ValueError, match="sleep_bytes"):
-        ModelPool(sleep_bytes=-1)
-
-
-def filled(value: int) -> Any:
-    return torch.nn.ParameterList([torch.full((MB // 4,), float(value))])
 
 
 @pytest.mark.parametrize("sleep_bytes", [0, "auto", 3 * MB])
 def test_eight_threads_share_a_budget_of_two_models(sleep_bytes: Any) -> None:
     with ModelPool(budget_bytes=2 * MB, sleep_bytes=sleep_bytes, keep_alive=-1) as pool:
         for index in range(4):
-            pool.add(str(index), partial(filled, index))
+            pool.add(str(index), layer(1, index))
 
         def work(number: int) -> None:
             for turn in range(30):
