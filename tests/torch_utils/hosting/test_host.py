@@ -350,29 +350,20 @@ def test_keep_alive_counts_from_end_of_last_lease(value, seconds) -> None:
             assert status.idle_s + status.expires_in_s == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("value", [0, "0"])
-def test_keep_alive_of_zero_unloads_after_block(value) -> None:
-    """A model that was loaded beforehand is kept."""
-    with ModelHost(Stub, keep_alive=value) as host:
-        with host.lease() as outer, host.lease() as inner:
-            assert outer is inner
-        wait_for(lambda: host.status().state == "unloaded")  # Its expiry thread may be at it.
-        host.load()
-        assert (host.status().state, host.status().expires_in_s) == ("loaded", None)
-
-
-def test_idle_model_expires_and_next_lease_loads_it() -> None:
-    """No thread remains."""
+@pytest.mark.parametrize("value", [0.02, 0, "0"])
+def test_idle_model_is_unloaded_and_next_lease_loads_it(value) -> None:
+    """No thread remains. A keep_alive of 0 keeps a model that was loaded beforehand."""
     before = set(threading.enumerate())
-    host = ModelHost(Stub, keep_alive=0.02)
-    for count in (1, 2):
-        with host.lease() as model:
-            time.sleep(0.05)
-            assert model.use()
-        wait_for(lambda: host.status().state == "unloaded")
-        assert host.status().unloads == count
-    wait_for(lambda: set(threading.enumerate()) <= before)
-    host.close()
+    with ModelHost(Stub, keep_alive=value) as host:
+        for count in (1, 2):
+            with host.lease() as outer, host.lease() as inner:
+                time.sleep(0.05)
+                assert outer is inner and outer.use()
+            wait_for(lambda: host.status().state == "unloaded")
+            assert host.status().unloads == count
+        wait_for(lambda: set(threading.enumerate()) <= before)
+        host.load()
+        assert value == 0.02 or host.status().expires_in_s is None
 
 
 # Closing

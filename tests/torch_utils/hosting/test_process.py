@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import signal
@@ -46,20 +47,18 @@ def host() -> Iterator[ModelHost[Any]]:
         yield host
 
 
-@pytest.fixture
-def model(host) -> Iterator[Any]:
-    with host.lease() as model:
-        yield model
-
-
 # Calls
 
 
-def test_proxy_calls_methods_and_reads_attributes(host) -> None:
-    """It ends with its lease."""
+def test_proxy_calls_methods_and_reads_attributes() -> None:
+    """It ends with its lease. ``environment`` is that of the process only."""
+    host = ModelHost(Model, isolation="process", environment={"CUDA_VISIBLE_DEVICES": "7"})
     with host.lease() as model:
         pid = model.pid()
         assert pid != os.getpid()
+        assert model.variable("CUDA_VISIBLE_DEVICES") == "7"
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") != "7"
+        assert model.variable("PATH") == os.environ["PATH"]
         assert (model.echo(1, key=2), model.dimension, model(3)) == ((1, {"key": 2}), 3, [3])
         assert host.status().nbytes > 1_000_000
         with pytest.raises(AttributeError, match="nothing"):
@@ -70,8 +69,8 @@ def test_proxy_calls_methods_and_reads_attributes(host) -> None:
         model.echo(1)
     report = host.unload()
     assert report.freed_bytes["host"] > 1_000_000
-    assert not is_there(pid)
-    assert host.status().state == "unloaded"
+    assert not is_there(pid) and host.status().state == "unloaded"
+    host.close()
 
 
 @pytest.mark.parametrize("count", [0, 10, 100_000, 3_000_000])
@@ -263,14 +262,6 @@ def test_signals_to_the_group_reach_only_the_parent(host, tmp_path: Path) -> Non
         assert model.pid() == pid
 
 
-def test_environment_is_that_of_the_process() -> None:
-    host = ModelHost(Model, isolation="process", environment={"CUDA_VISIBLE_DEVICES": "7"})
-    with host, host.lease() as model:
-        assert model.variable("CUDA_VISIBLE_DEVICES") == "7"
-        assert model.variable("PATH") == os.environ["PATH"]
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") != "7"
-
-
 def test_freed_bytes_are_anonymous_memory(host) -> None:
     """Mapped files, such as libraries, may be shared with other processes."""
     with host.lease() as model:
@@ -284,16 +275,16 @@ def test_freed_bytes_are_anonymous_memory(host) -> None:
 # Forks
 
 
-def test_forked_child_can_neither_call_nor_end_the_process(model) -> None:
+def test_forked_child_can_neither_call_nor_end_the_process(shared) -> None:
     pid = os.fork()
     if pid == 0:
-        try:
-            model.echo(1)
-        except ModelProcessError as error:
-            os._exit(0 if "a fork" in str(error) else 2)
+        with contextlib.suppress(BaseException):
+            with pytest.raises(ModelProcessError, match="a fork"):
+                shared.echo(1)
+            os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert model.echo(2) == 2
+    assert shared.echo(2) == 2
 
 
 # Interrupts
