@@ -268,13 +268,15 @@ class ModelPool(ModelLender):
                     left = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
                     if transition.in_background and not host.tenancy.waiting:
                         left = 0.0
-                    if not never_fits and _holds_all(transition.thread, others):
+                    taking = [one.tenancy for one in others if one.tenancy.used() is not None]
+                    waits_for_itself = all(one.threads() == {transition.thread} for one in taking)
+                    if not never_fits and taking and waits_for_itself:
                         held = "this thread itself holds what takes the room, so it cannot wait"
                         raise NoRoomError(f"{transition.no_room}; {held}")
                     # Of two loads that need more than they were admitted for, one gives up.
                     loads = [load for one in others if (load := one.tenancy.transition) is not None]
                     is_stuck = is_loaded and any(load.admitted and load.no_room for load in loads)
-                    if never_fits or left <= 0 or is_stuck or not any(map(_has_memory, others)):
+                    if never_fits or left <= 0 or is_stuck or not taking:
                         raise NoRoomError(transition.no_room)
                     # Nobody tells when another process frees memory of a card.
                     self.changed.wait(min(left, 1.0 if self._is_auto else LONGEST_WAIT_S))
@@ -351,16 +353,6 @@ def _pending(host: ModelHost[Any]) -> Blocks:
     """Return the memory that a load under way was admitted for and does not have yet."""
     transition = host.tenancy.transition
     return {} if transition is None or transition.is_made else transition.admitted or {}
-
-
-def _has_memory(host: ModelHost[Any]) -> bool:
-    return host.tenancy.used() is not None
-
-
-def _holds_all(thread: int | None, hosts: list[ModelHost[Any]]) -> bool:
-    """Return whether a thread holds all models that take room, so that it would wait for itself."""
-    holders = [host.tenancy.threads() for host in filter(_has_memory, hosts)]
-    return bool(holders) and all(one == {thread} for one in holders)
 
 
 def _available_bytes() -> int:

@@ -17,7 +17,6 @@ from typing import Any
 from weakref import ref
 
 from torch_utils._memory import empty_caches
-from torch_utils._oom import clear_exception_frames
 from torch_utils._release.counting import (
     PACKED,
     Inventory,
@@ -32,7 +31,7 @@ from torch_utils._runtime import DEBUG, import_torch, log, private, reference_co
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import repr_of
 
-__all__ = ["Offloaded", "offload", "put_to_sleep", "synchronize"]
+__all__ = ["Offloaded", "offload", "synchronize"]
 
 STAYING = {"cpu", "meta"}
 """Types of devices whose tensors stay. Without "cpu", host memory is a device, as in rehearsals."""
@@ -155,20 +154,6 @@ def offload(*objects: Any) -> Offloaded:
     if groups:
         empty_caches()
     return offloaded
-
-
-def put_to_sleep(model: Any) -> tuple[Offloaded | None, str]:
-    """Offload a model if that frees memory of a device, or return why it does not. Never raises."""
-    try:
-        offloaded = offload(model)
-    except Exception as error:
-        # Drivers raise what they like, and a model that cannot sleep is unloaded.
-        clear_exception_frames(error)
-        return None, repr_of(error) if not isinstance(error, TypeError) else str(error)
-    if offloaded.nbytes:
-        return offloaded, ""
-    left = ", ".join(one.what for one in offloaded.left[:3])
-    return None, f"other objects refer to {left}" if left else "no device has memory of it"
 
 
 class _Finder(Inventory):

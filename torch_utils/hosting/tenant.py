@@ -9,16 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from torch_utils._memory import empty_pinned_cache
+from torch_utils._oom import clear_exception_frames
 from torch_utils._release.counting import Inventory, inventory_of
 from torch_utils._release.objects import is_instance, is_released, parts_of
 from torch_utils._release.run import release
 from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource
 from torch_utils._runtime import is_shutting_down, log, whole_torch
-from torch_utils.errors import TorchUtilsError
+from torch_utils.errors import TorchUtilsError, repr_of
 from torch_utils.hosting.blocks import ASLEEP, Blocks
 from torch_utils.hosting.process import ModelProcess
-from torch_utils.hosting.sleep import Offloaded, put_to_sleep, synchronize
+from torch_utils.hosting.sleep import Offloaded, offload, synchronize
 
 __all__ = ["Tenant", "ThreadTenant"]
 
@@ -91,11 +92,19 @@ class ThreadTenant:
 
     def sleep(self) -> str:
         """Move the model to host memory; return why that is impossible, or an empty string."""
-        with self._reading:
-            self._offloaded, reason = put_to_sleep(self.model)
-        self.asleep_bytes = 0 if self._offloaded is None else self._offloaded.host_bytes
-        self.measure()
-        return reason
+        try:
+            with self._reading:
+                offloaded = offload(self.model)
+        except Exception as error:
+            # Drivers raise what they like, and a model that cannot sleep is unloaded.
+            clear_exception_frames(error)
+            return repr_of(error) if not isinstance(error, TypeError) else str(error)
+        if offloaded.nbytes:
+            self._offloaded, self.asleep_bytes = offloaded, offloaded.host_bytes
+            self.measure()
+            return ""
+        left = ", ".join(one.what for one in offloaded.left[:3])
+        return f"other objects refer to {left}" if left else "no device has memory of it"
 
     def wake(self) -> None:
         """Move the model back to its devices. If that raises, it is still asleep as a whole."""

@@ -39,19 +39,11 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
 
-    def run(own: Queue | None = None) -> None:
-        value: Any = None
-        problem: BaseException | None = None
+    def run() -> None:
         try:
-            value = function()
+            future.set_result(function())
         except BaseException as error:  # The waiter raises it.
-            problem = error
-        if own is not None:  # Before the waiter goes on, which may need a worker again.
-            _IDLE.append(own)
-        if problem is None:
-            future.set_result(value)
-        else:
-            future.set_exception(problem)
+            future.set_exception(error)
 
     try:
         _IDLE.pop().put(run)
@@ -69,7 +61,8 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
 def _work(jobs: Queue) -> None:
     while True:
         try:
-            jobs.get(timeout=WORKER_IDLE_S)(jobs)
+            jobs.get(timeout=WORKER_IDLE_S)()
+            _IDLE.append(jobs)
         except Empty:
             with contextlib.suppress(ValueError):  # A function is about to come.
                 _IDLE.remove(jobs)
