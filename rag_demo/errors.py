@@ -91,15 +91,8 @@ def damaged(path: Path, reason: object) -> IndexFileError:
             f"'{path}' cannot be read: {reason.strerror}; fix that, and try again"
         )
     return DamagedIndexError(
-        f"'{path}' is damaged ({reason}); {HOW_TO_REBUILD} {path.parent} --yes"
-    )
-
-
-def unwritable(folder: Path, error: OSError) -> IndexFileError:
-    """Make the error for an index folder that cannot be written."""
-    return IndexFileError(
-        f"the index cannot be written to '{folder}': {error.strerror or error}; "
-        "fix that, or name another folder"
+        f"'{path}' is damaged ({reason}); {HOW_TO_REBUILD} {path.parent} --yes, "
+        "and add its other sources again, if there were any"
     )
 
 

@@ -1,14 +1,15 @@
 """Contents: which documents an index has, which vectors are theirs, and the one way to change that.
 
 Each document has a number. A new document gets the next one, and so does a document that replaces
-another. Each row of vectors has an owner: the number of its document, or `GONE`. Nothing else is
-changed, so older contents stay valid while a search uses them.
+another. Each row of vectors has an owner: the number of its document, or `GONE`. A document exists
+while it owns a row. Nothing else is changed, so older contents stay valid while a search uses them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,22 +40,27 @@ class Contents:
         documents: All documents, by number, also those that were replaced or deleted.
         owners: The number of each row's document, or `GONE`: int64.
         spans: Start and stop of each row's passage; 0 and 0 for the whole: shape (rows, 2).
-        alive: Whether the document of each number exists: bool.
-        count: How many documents exist.
+        next_number: The number of the next document.
         identity: The model that made the vectors; None if it is unknown.
     """
 
     documents: DocumentTable
     owners: Rows = field(default_factory=lambda: np.empty(0, np.int64))
     spans: Passages = field(default_factory=lambda: np.empty((0, 2), np.int32))
-    alive: Mask = field(default_factory=lambda: np.empty(0, bool))
-    count: int = 0
+    next_number: int = 0
     identity: ModelIdentity | None = None
 
-    @property
-    def next_number(self) -> int:
-        """The number of the next document."""
-        return len(self.alive)
+    @cached_property
+    def alive(self) -> Mask:
+        """Whether the document of each number exists: shape (next_number,)."""
+        alive = np.zeros(self.next_number + 1, bool)
+        alive[self.owners] = True  # `GONE` is the last place.
+        return alive[:-1]
+
+    @cached_property
+    def count(self) -> int:
+        """How many documents exist."""
+        return int(np.count_nonzero(self.alive))
 
     @property
     def wastes_space(self) -> bool:
@@ -72,14 +78,13 @@ class Contents:
         """
         refuse_other_vectors(self.identity if self.count else None, batch.identity)
         first, count = self.next_number, len(batch.documents)
-        here = self._renumbered(self._replaced(batch))
+        owners = self._owners_after(self._replaced(batch))
         self.documents.replace_from(first, batch.documents)
         return replace(
-            here,
-            owners=np.concatenate([here.owners, batch.owners + first]),
-            spans=np.concatenate([here.spans, batch.spans]),
-            alive=np.concatenate([here.alive, np.ones(count, bool)]),
-            count=here.count + count,
+            self,
+            owners=np.concatenate([owners, batch.owners + first]),
+            spans=np.concatenate([self.spans, batch.spans]),
+            next_number=first + count,
             identity=self.identity or batch.identity,
         )
 
@@ -101,18 +106,18 @@ class Contents:
 
     def without(self: Self, ids: Sequence[str]) -> Self:
         """Remove documents; unknown ids are ignored."""
-        return self._renumbered(dict.fromkeys(self.find(ids).values(), GONE))
+        return replace(
+            self, owners=self._owners_after(dict.fromkeys(self.find(ids).values(), GONE))
+        )
 
-    def _renumbered(self: Self, changes: Mapping[int, int]) -> Self:
-        """Remove documents; their vectors get the given owners."""
+    def _owners_after(self, changes: Mapping[int, int]) -> Rows:
+        """Return the owners of the rows after documents have given theirs away, or up."""
         if not changes:
-            return self
-        alive = self.alive.copy()
-        alive[list(changes)] = False
+            return self.owners
         new = np.arange(self.next_number + 1)
         new[-1] = GONE  # `GONE` is the last place.
         new[list(changes)] = list(changes.values())
-        return replace(self, owners=new[self.owners], alive=alive, count=self.count - len(changes))
+        return np.asarray(new[self.owners], np.int64)
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the numbers of the existing documents with these ids."""

@@ -38,12 +38,11 @@ from rag_demo.errors import (
     HOW_TO_CREATE,
     HOW_TO_REBUILD,
     DamagedIndexError,
+    IndexFileError,
     IndexVersionError,
     MissingIndexError,
     UnreadableIndexError,
-    WriterBusyError,
     damaged,
-    unwritable,
 )
 from rag_demo.stores.contents import GONE, Contents
 from rag_demo.stores.documents import SCHEMA, DamagedRowError, DocumentTable
@@ -60,11 +59,10 @@ TABLES = (
 _PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
 _ATTEMPTS = 20  # another process may replace the files while they are being opened
-_IS_BUSY = re.compile("database .*is locked|locking protocol")  # beginnings of SQLite's messages
-# Those about a disk, a quota or a permission. The database may be intact.
+# SQLite's messages about locks, a disk, a quota or a permission. The database may be intact.
 _IS_TRANSIENT = re.compile(
-    "unable to open|disk I/O|database or disk is full|attempt to write a readonly|interrupted"
-    "|out of memory"
+    "database .*is locked|locking protocol|unable to open|disk I/O|database or disk is full"
+    "|attempt to write a readonly|interrupted|out of memory"
 )
 
 _Result = TypeVar("_Result")
@@ -179,11 +177,9 @@ def reading(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]
 
 
 def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) -> _Result:
-    missing = MissingIndexError(f"there is no index in '{folder}'; {HOW_TO_CREATE}")
-    try:
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = [path.name for path in folder.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        raise missing from None
     numbers = databases_of(names)
     if not numbers and any(map(is_part, names)):
         raise damaged(folder / database_name(1), "it is missing")
@@ -197,30 +193,28 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
         ):
             database.execute("BEGIN")
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            row = tables and database.execute("SELECT value FROM manifest").fetchone()
-            if row:
+            if row := tables and database.execute("SELECT value FROM manifest").fetchone():
                 try:
-                    manifest = _parsed(path, row[0])
-                    if manifest.file_number != number:  # A writer removes what it does not name.
-                        raise ValueError(f"its manifest names files {manifest.file_number}")
-                    return use(database, manifest)
-                except (ValueError, TypeError, KeyError) as error:
+                    return use(database, _parsed(path, number, row[0]))
+                except (ValueError, TypeError, KeyError, AttributeError) as error:
                     raise damaged(path, error) from None
             # Tables are committed before there are other files.
             if not tables and any(each.startswith((f"vectors-{number}.", f"words-{number}-"))
                                   for each in names):  # fmt: skip
                 raise damaged(path, "it is empty")
-    raise missing
+    raise MissingIndexError(f"there is no index in '{folder}'; {HOW_TO_CREATE}")
 
 
-def _parsed(path: Path, text: str) -> Manifest:
-    manifest = json.loads(text)
-    if manifest.get("version") != VERSION:
+def _parsed(path: Path, number: int, text: str) -> Manifest:
+    known = json.loads(text)
+    if known.get("version") != VERSION:
         raise IndexVersionError(
-            f"'{path}' has index version {manifest.get('version')}, but this program reads "
+            f"'{path}' has index version {known.get('version')}, but this program reads "
             f"version {VERSION}; use a matching rag-demo, or {HOW_TO_REBUILD} {path.parent} --yes"
         )
-    return Manifest(**{**manifest, "model": ModelIdentity(**manifest["model"])})
+    if known["file_number"] != number:  # A writer removes what it does not name.
+        raise ValueError(f"its manifest names files {known['file_number']}")
+    return Manifest(**{**known, "model": ModelIdentity(**known["model"])})
 
 
 def readable_uri(path: Path) -> str:
@@ -236,34 +230,19 @@ def readable_uri(path: Path) -> str:
     return f"file:{quote(os.fsencode(path.resolve()))}?{way}"
 
 
-def busy(folder: Path) -> WriterBusyError:
-    """Make the error for a folder into which another process is writing."""
-    return WriterBusyError(
-        f"another process is writing into '{folder}'; try again when it has finished"
-    )
-
-
 @contextlib.contextmanager
-def index_errors(path: Path, verb: str = "read") -> Iterator[None]:
-    """Turn errors of SQLite and damaged rows into this package's.
-
-    Args:
-        path: The database.
-        verb: What is impossible if the database may be intact: it cannot be "read" or "written".
-    """
+def index_errors(path: Path) -> Iterator[None]:
+    """Turn errors of a database and its damaged rows into this package's."""
     try:
         yield
     except sqlite3.ProgrammingError:
         raise  # A mistake of this program, such as a closed connection.
     except (sqlite3.Error, DamagedRowError) as error:
-        if isinstance(error, sqlite3.OperationalError):
-            if _IS_BUSY.match(str(error)):
-                raise busy(path.parent) from None
-            if _IS_TRANSIENT.match(str(error)):
-                raise UnreadableIndexError(
-                    f"'{path}' cannot be {verb}: {error}; "
-                    "check its permissions, free some space, and try again"
-                ) from None
+        if isinstance(error, sqlite3.OperationalError) and _IS_TRANSIENT.match(str(error)):
+            raise UnreadableIndexError(
+                f"'{path}' cannot be used: {error}; "
+                "check its permissions, free some space, and try again"
+            ) from None
         raise damaged(path, error) from None
 
 
@@ -275,7 +254,10 @@ def writing_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and folder.exists() and error.filename:
             raise damaged(Path(str(error.filename)), "it is missing") from None
-        raise unwritable(folder, error) from None
+        raise IndexFileError(
+            f"the index cannot be written to '{folder}': {error.strerror or error}; "
+            "fix that, or name another folder"
+        ) from None
 
 
 def temporary_documents(path: Path | None = None, saved: Manifest | None = None) -> DocumentTable:
@@ -333,31 +315,25 @@ def read_contents(
     rows = database.execute("SELECT owners, passages, row, checksum FROM pieces ORDER BY row")
     owners, passages, starts, checksums = list(zip(*rows, strict=True)) or ((), (), (), ())
     try:
-        owner: Rows = np.frombuffer(bytearray().join(owners), np.int64)
-        passage = np.frombuffer(bytearray().join(passages), np.int32).reshape(-1, 2)
+        contents = Contents(
+            documents=documents,
+            owners=np.frombuffer(bytearray().join(owners), np.int64),
+            spans=np.frombuffer(bytearray().join(passages), np.int32).reshape(-1, 2),
+            next_number=manifest.next_number,
+            identity=manifest.model if manifest.rows else None,
+        )
         expected = np.cumsum([0, *(len(each) // 8 for each in owners)])
         is_whole = (
-            len(owner) == len(passage) == manifest.rows
-            and owner.min(initial=GONE) >= GONE
-            and owner.max(initial=GONE) < manifest.next_number
+            len(contents.owners) == len(contents.spans) == manifest.rows
+            and contents.owners.min(initial=GONE) >= GONE
+            and contents.owners.max(initial=GONE) < manifest.next_number
             and np.array_equal(expected, [*starts, manifest.rows])
+            and contents.count == manifest.count
         )
     except (ValueError, TypeError):
         is_whole = False
-    if is_whole:
-        alive = np.zeros(manifest.next_number + 1, bool)
-        alive[owner] = True  # `GONE` is the last place.
-        alive = alive[:-1]
-    if not is_whole or np.count_nonzero(alive) != manifest.count:
+    if not is_whole:
         raise DamagedRowError("its pieces do not match its manifest")
-    contents = Contents(
-        documents=documents,
-        owners=owner,
-        spans=passage,
-        alive=alive,
-        count=manifest.count,
-        identity=manifest.model if manifest.rows else None,
-    )
     return contents, expected, checksums
 
 
@@ -426,7 +402,7 @@ class SavedIndex:
         if not words.folder.is_dir() or not words.is_whole:
             raise DamagedIndexError(  # Its texts and vectors are whole, so do not name --yes.
                 f"'{words.folder}' is damaged (it is missing, or its checksum is wrong); searches "
-                "do without it, and the next rag-demo add of a changed text makes it again"
+                "do without it, and the next rag-demo add or index makes it again"
             )
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import shutil
 import sqlite3
 import zlib
@@ -25,9 +26,10 @@ from rag_demo.errors import (
     IndexVersionError,
     MissingIndexError,
     RagDemoError,
+    WriterBusyError,
 )
 from rag_demo.reading.document import Document
-from rag_demo.stores.contents import Contents, Passages
+from rag_demo.stores.contents import Contents
 from rag_demo.stores.documents import SCHEMA, DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import (
@@ -36,7 +38,6 @@ from rag_demo.stores.index_folder import (
     Manifest,
     SavedIndex,
     as_bytes,
-    busy,
     database_name,
     databases_of,
     index_errors,
@@ -60,7 +61,8 @@ log = logging.getLogger("rag_demo")
 class IndexWriter:
     """The only writer of an index. Use it with ``with``; without `commit`, changes are lost.
 
-    Readers are not disturbed. If nothing is committed, a folder that was made is removed.
+    Readers are not disturbed. If nothing is committed, a folder that was made is removed. After an
+    error of a change, leave the block.
 
     Args:
         folder: The folder of the index. It is created if it is missing.
@@ -69,7 +71,6 @@ class IndexWriter:
     Attributes:
         manifest: What is going to be committed; None in a folder without an index.
         documents: All documents, by number.
-        next_commit: The ``commit`` of the next manifest.
 
     Raises:
         IndexFileError: The folder holds something else, cannot be written, or another process
@@ -81,12 +82,9 @@ class IndexWriter:
         self.manifest: Manifest | None = None
         self._contents: Contents | None = None  # until it is needed
         self._starts: list[int] = []  # of the pieces
-        self._committed: Manifest | None = None
-        self.next_commit = os.urandom(8).hex()
         self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
-        self._is_known = False  # Remove nothing before it is known what is committed.
-        self._has_tried = False  # to commit
         self._lock = -1
+        self._is_ours = False  # Nothing is removed before.
         self.documents = temporary_documents()  # until a database is opened
         try:
             with writing_errors(folder):
@@ -99,7 +97,10 @@ class IndexWriter:
                     # A killed process loses the lock.
                     fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise busy(folder) from None
+                    raise WriterBusyError(
+                        f"another process is writing into '{folder}'; "
+                        "try again when it has finished"
+                    ) from None
                 names = [path.name for path in folder.iterdir()]
                 foreign = [name for name in names if not is_part(name)]
                 if foreign and not databases_of(names):
@@ -107,14 +108,13 @@ class IndexWriter:
                         f"'{folder}' holds {foreign[0]!r} and is not an index; "
                         "name a new or an empty folder"
                     )
+                self._is_ours = True
                 try:
                     self._read()
+                    self._remove_unnamed(self.manifest)
                 except (DamagedIndexError, IndexVersionError):
                     if not start_over:
                         raise
-                else:
-                    self._is_known = True
-                    self._remove_unnamed()
         except BaseException:  # After an interrupt too, nothing else closes this.
             self.__exit__()
             raise
@@ -126,7 +126,7 @@ class IndexWriter:
             self._open(manifest.file_number)
             self._contents = None
             self._starts = [row for (row,) in database.execute("SELECT row FROM pieces")]
-            self.manifest = self._committed = manifest
+            self.manifest = manifest
 
         with contextlib.suppress(MissingIndexError):
             reading(self.folder, read)
@@ -139,8 +139,7 @@ class IndexWriter:
         connect = partial(
             sqlite3.connect, path, timeout=5, isolation_level=None, check_same_thread=False
         )
-        errors = partial(index_errors, path, "written")
-        self.documents = DocumentTable(connect, translate_errors=errors)
+        self.documents = DocumentTable(connect, translate_errors=partial(index_errors, path))
         with self.documents.use() as connection:
             connection.execute("PRAGMA synchronous = FULL")
             # Readers may be unable to write what SQLite's log (WAL) needs, or use another machine.
@@ -163,14 +162,12 @@ class IndexWriter:
 
     def clear(self, model: ModelIdentity, language: str = "") -> None:
         """Remove everything, and begin new files; the old ones are removed after `commit`."""
-        before = self.manifest or Manifest(model)
-        identity = 1 + int.from_bytes(os.urandom(4), "big") % (2**31 - 2)
+        language = language or (self.manifest or Manifest(model)).language
+        identity = 1 + secrets.randbelow(2**31 - 2)
         with writing_errors(self.folder):
             number = 1 + max(databases_of(path.name for path in self.folder.iterdir()), default=0)
             self._open(number, identity)
-        self._contents = Contents(documents=self.documents)
-        self._starts = []
-        language = language or before.language
+        self._contents, self._starts = Contents(documents=self.documents), []
         self.manifest = Manifest(model, file_number=number, identity=identity, language=language)
 
     def use_language(self, language: str) -> None:
@@ -201,9 +198,9 @@ class IndexWriter:
         Raises:
             ValueError: The vectors have another dimension than those of the index.
         """
-        owners, present = contents.owners, len(before)
+        owners, present, manifest = contents.owners, len(before), self._manifest
         changed = np.flatnonzero(owners[:present] != before)
-        ends = [*self._starts[1:], present]
+        ends, dimension = [*self._starts[1:], present], manifest.dimension
         with writing_errors(self.folder), self.documents.use() as connection:
             pieces = np.searchsorted(self._starts, changed, "right") - 1
             for piece in dict.fromkeys(pieces.tolist()):
@@ -212,28 +209,28 @@ class IndexWriter:
                 connection.execute("UPDATE pieces SET owners = ? WHERE row = ?", (some, start))
             for start in range(present, len(owners), PIECE):
                 rows = np.arange(start, min(start + PIECE, len(owners)))
-                self._append_piece(owners[rows], contents.spans[rows], take(rows))
+                vectors = take(rows)
+                if start:
+                    check_dimension(vectors, dimension)
+                dimension = vectors.shape[1]
+                # A file without rows may have some of a writer that was killed.
+                flags = os.O_WRONLY | (0 if start else os.O_CREAT)
+                path = self.folder / manifest.vectors_name
+                with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+                    file.seek(start * dimension * 4)
+                    file.write(as_bytes(vectors))
+                spans = np.ascontiguousarray(contents.spans[rows], np.int32).tobytes()
+                row = (start, owners[rows].tobytes(), spans, zlib.crc32(as_bytes(vectors)))
+                connection.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", row)
+                self._starts.append(start)
         self._contents = contents
         self.manifest = replace(
-            self._manifest, next_number=contents.next_number, count=contents.count
+            manifest,
+            rows=len(owners),
+            dimension=dimension,
+            next_number=contents.next_number,
+            count=contents.count,
         )
-
-    def _append_piece(self, owners: Rows, passages: Passages, vectors: Vectors) -> None:
-        manifest, dimension = self._manifest, vectors.shape[1]
-        if manifest.rows:
-            check_dimension(vectors, manifest.dimension)
-        # A file without rows may have some of a writer that was killed.
-        flags = os.O_WRONLY | (0 if manifest.rows else os.O_CREAT)
-        with os.fdopen(os.open(self.folder / manifest.vectors_name, flags, 0o666), "wb") as file:
-            file.seek(manifest.rows * dimension * 4)
-            file.write(as_bytes(vectors))
-        row = owners.tobytes(), np.ascontiguousarray(passages, np.int32).tobytes()
-        checksum = zlib.crc32(as_bytes(vectors))
-        with self.documents.use() as connection:
-            query = "INSERT INTO pieces VALUES (?, ?, ?, ?)"
-            connection.execute(query, (manifest.rows, *row, checksum))
-        self._starts.append(manifest.rows)
-        self.manifest = replace(manifest, rows=manifest.rows + len(vectors), dimension=dimension)
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """Return a document for each id; None for an unknown one."""
@@ -256,13 +253,14 @@ class IndexWriter:
         return self.contents.count
 
     def check(self) -> None:
-        """Check the committed database and vectors.
+        """Check the committed database and vectors; damaged words are made again.
 
         Raises:
             DamagedIndexError: Something is damaged.
         """
         with contextlib.closing(SavedIndex(self.folder)) as saved:
             saved.check()
+            self.manifest = replace(self._manifest, words_end=saved.words.end)
 
     def keep(self, source: str | None, *, finished: bool) -> None:
         """Commit all changes, and go on; make the files again if they waste space."""
@@ -290,8 +288,8 @@ class IndexWriter:
         finished: bool = True,
         words: Callable[[], WordsFolder | None] = lambda: None,
         words_may_lack: int = MOST_BEHIND,
-    ) -> None:
-        """Make all changes since the last commit durable.
+    ) -> str:
+        """Make all changes since the last commit durable, and return the new commit.
 
         Args:
             source: What is indexed.
@@ -304,25 +302,20 @@ class IndexWriter:
         """
         if self._manifest.next_number - self._manifest.words_end > words_may_lack:
             self._write_words(words())
-        commit, before = self.next_commit, self._committed
-        manifest = replace(self._manifest, source=source, finished=finished, commit=commit)
-        vectors = manifest.vectors_name
+        manifest = replace(
+            self._manifest, source=source, finished=finished, commit=secrets.token_hex(8)
+        )
         with writing_errors(self.folder), self.documents.use() as connection:
-            is_new = before is None or not (before.rows and before.names(vectors))
-            for name in [vectors] * bool(manifest.rows) + ["."] * is_new:
-                descriptor = os.open(self.folder / name, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            if manifest.rows:
+                with (self.folder / manifest.vectors_name).open("rb") as file:
+                    os.fsync(file.fileno())
             connection.execute("DELETE FROM manifest")
             row = (json.dumps(asdict(manifest)),)
             connection.execute("INSERT INTO manifest VALUES (?)", row)
-            self._is_known, self._has_tried = False, True
-            connection.execute("COMMIT")
-            self.manifest = self._committed = manifest
-            self._is_known, self.next_commit = True, os.urandom(8).hex()
+            connection.execute("COMMIT")  # SQLite syncs the folder too, with its journal.
+            self.manifest = manifest
             connection.execute("BEGIN IMMEDIATE")
+        return manifest.commit
 
     def _write_words(self, known: WordsFolder | None) -> None:
         """Write a full-text index of all documents, if that is possible."""
@@ -348,14 +341,13 @@ class IndexWriter:
     def __exit__(self, *exc_info: object) -> None:
         try:
             self.documents.close()
-            if (self._is_known or self._has_tried) and self._lock >= 0:
+            if self._is_ours:
                 with contextlib.suppress(OSError, IndexFileError):  # The next writer tries again.
-                    if not self._is_known:  # After an error or an interrupt of a commit.
-                        self._committed = None
-                        with contextlib.suppress(MissingIndexError):
-                            self._committed = read_manifest(self.folder)
-                    self._remove_unnamed()
-                    if self._committed is None:
+                    committed = None
+                    with contextlib.suppress(MissingIndexError):
+                        committed = read_manifest(self.folder)
+                    self._remove_unnamed(committed)
+                    if committed is None:
                         for folder in self._made_folders:
                             folder.rmdir()
         finally:
@@ -363,9 +355,8 @@ class IndexWriter:
             if lock >= 0:
                 os.close(lock)
 
-    def _remove_unnamed(self) -> None:
+    def _remove_unnamed(self, committed: Manifest | None) -> None:
         """Remove what the committed state does not name, while the lock is held."""
-        committed = self._committed
         for path in list(self.folder.iterdir()):
             if not is_part(path.name) or (committed is not None and committed.names(path.name)):
                 continue

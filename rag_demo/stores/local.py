@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ from rag_demo.stores.contents import Contents
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, temporary_documents
 from rag_demo.stores.index_writer import IndexWriter
-from rag_demo.stores.ranking import FUSED_FROM, Order, fused_scores
+from rag_demo.stores.ranking import Order, by_mode
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
 from rag_demo.vectors import Mask, Rows, Vectors, check_dimension
@@ -82,14 +82,12 @@ class Snapshot(Contents):
         words: The full-text index. It learns of new documents when it is searched.
         saved: The saved index with the first documents, or None.
         origin: The same object in all snapshots that share their numbers.
-        order: The place of each document in the order of ids, once it is needed.
     """
 
     vectors: VectorRows
     words: TextIndex
     saved: SavedIndex | None = None
     origin: object = field(default_factory=object)
-    order: list[Rows] = field(default_factory=list, init=False)
 
     @classmethod
     def empty(cls, vectors: VectorRows, language: str) -> Snapshot:
@@ -103,8 +101,13 @@ class Snapshot(Contents):
     @classmethod
     def load(cls, vectors: VectorRows, saved: SavedIndex) -> Snapshot:
         """Return the snapshot of a saved index. Its files are read when they are needed."""
+        contents = saved.contents
         return cls(
-            **vars(saved.contents),
+            documents=contents.documents,
+            owners=contents.owners,
+            spans=contents.spans,
+            next_number=contents.next_number,
+            identity=contents.identity,
             vectors=vectors.with_saved_rows(saved),
             words=saved.words,
             saved=saved,
@@ -131,18 +134,24 @@ class Snapshot(Contents):
 
     def order_of(self, numbers: Rows) -> Rows:
         """Return numbers that order documents by id."""
-        if not self.order and 8 * len(numbers) < self.count:
-            ids = self.documents.ids(numbers)
-            place_of = {name: place for place, name in enumerate(sorted(set(ids)))}
-            return np.asarray([place_of[name] for name in ids], np.int64)
-        if not self.order:
-            alive = np.flatnonzero(self.alive)
-            ids = self.documents.ids(alive)
-            places = np.empty(self.next_number, np.int64)
-            places[alive[sorted(range(len(ids)), key=ids.__getitem__)]] = np.arange(len(ids))
-            self.order.append(places)  # Any search may store it.
-        result: Rows = self.order[0][numbers]
-        return result
+        if "_order" in vars(self) or 8 * len(numbers) >= self.count:
+            return np.asarray(self._order[numbers], np.int64)
+        ids = self.documents.ids(numbers)
+        place_of = {name: place for place, name in enumerate(sorted(set(ids)))}
+        return np.asarray([place_of[name] for name in ids], np.int64)
+
+    @cached_property
+    def _order(self) -> Rows:
+        """The place of each document in the order of ids."""
+        alive = np.flatnonzero(self.alive)
+        ids = self.documents.ids(alive)
+        places = np.empty(self.next_number, np.int64)
+        places[alive[sorted(range(len(ids)), key=ids.__getitem__)]] = np.arange(len(ids))
+        return places
+
+    def known(self, commit: str) -> Known:
+        """Return what is remembered of this snapshot."""
+        return Known(commit, self.origin, self.owners, self.next_number)
 
     def close(self) -> None:
         """Close all files and databases. Nothing may be using these."""
@@ -153,17 +162,19 @@ class Snapshot(Contents):
 
 
 class Known(NamedTuple):
-    """What a store remembers of a state that it has loaded or saved.
+    """What a store remembers of a state that it has loaded from a folder or saved there.
 
     Attributes:
+        commit: That of the manifest.
         origin: That of the snapshot.
         owners: The owner of each row.
         next_number: The number of the next document.
     """
 
+    commit: str
     origin: object
-    owners: Rows = np.empty(0, np.int64)
-    next_number: int = 0
+    owners: Rows
+    next_number: int
 
 
 _CLOSED = "this store is closed"
@@ -190,8 +201,7 @@ class LocalStore:
         self._has_searched = threading.Condition()
         self._is_closed = False
         self._snapshot = Snapshot.empty(vectors, language)
-        # For each folder the commits that this store knows.
-        self._saved: dict[Path, dict[str, Known]] = {}
+        self._saved: dict[Path, Known] = {}
 
     @property
     def identity(self) -> ModelIdentity | None:
@@ -325,33 +335,27 @@ class LocalStore:
         """See `rag_demo.retriever.LocalRetriever.save`."""
         place = folder.resolve()
         with self._change() as snapshot, IndexWriter(folder, start_over=overwrite) as writer:
-            committed, known = writer.manifest, self._saved.get(place, {})
-            before = None if committed is None else known.get(committed.commit)
-            if committed is not None and before is None and not overwrite and (
-                known or committed.source is not None or not committed.model.is_same(identity)
-            ):  # fmt: skip
-                what = "has changed since it was" if known else "was not"
-                raise IndexChangedError(
-                    f"the index in '{place}' {what} loaded or saved here; load it and repeat the "
-                    "changes, or replace it with overwrite=True"
-                )
-            if committed is not None and before is None and not overwrite:
+            committed, known = writer.manifest, self._saved.get(place)
+            is_known = committed is not None and known and known.commit == committed.commit
+            if committed is not None and not is_known and not overwrite:
+                if known or committed.source is not None or not committed.model.is_same(identity):
+                    what = "has changed since it was" if known else "was not"
+                    raise IndexChangedError(
+                        f"the index in '{place}' {what} loaded or saved here; load it and repeat "
+                        "the changes, or replace it with overwrite=True"
+                    )
                 _ = writer.contents  # A damaged index is not replaced.
-            now = Known(snapshot.origin, snapshot.owners, snapshot.next_number)
-            present = Known(snapshot.origin)
-            if before is None or overwrite or before.origin is not snapshot.origin:
-                writer.clear(identity, snapshot.words.language)
-            elif before.next_number < now.next_number or (before.owners != now.owners).any():
-                present = before
+            before, start = np.empty(0, np.int64), 0
+            if known and is_known and known.origin is snapshot.origin and not overwrite:
+                before, start = known.owners, known.next_number
+                if start == snapshot.next_number and np.array_equal(before, snapshot.owners):
+                    return  # Nothing has changed, so other writers keep their state.
             else:
-                return  # Nothing has changed, so other writers keep their state.
-            writer.documents.insert(snapshot.documents.stream(snapshot.alive, present.next_number))
-            writer.write(snapshot, present.owners, snapshot.vectors.take)
-            # After an interrupt it is unknown which of the two states the folder has.
-            self._saved[place] = {writer.next_commit: now}
-            if committed is not None and before is not None:
-                self._saved[place][committed.commit] = before
-            writer.commit(words=snapshot.words.folder)
+                writer.clear(identity, snapshot.words.language)
+            writer.documents.insert(snapshot.documents.stream(snapshot.alive, start))
+            writer.write(snapshot, before, snapshot.vectors.take)
+            commit = writer.commit(words=snapshot.words.folder)
+            self._saved[place] = snapshot.known(commit)
 
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False
@@ -366,11 +370,10 @@ class LocalStore:
                 saved.check_vectors()
             loaded = Snapshot.load(self._snapshot.vectors, saved)
             with self._change():
-                known = Known(loaded.origin, loaded.owners, loaded.next_number)
                 stack.pop_all()  # Before it is used: an interrupt must not close its files.
                 self._snapshot = loaded
                 # Last: what is not loaded is not known, so `save` does not replace it.
-                self._saved[folder.resolve()] = {saved.manifest.commit: known}
+                self._saved[folder.resolve()] = loaded.known(saved.manifest.commit)
             return loaded.count
 
     def close(self) -> VectorRows:
@@ -389,6 +392,14 @@ class LocalStore:
             return snapshot.vectors
 
 
+class Hit(NamedTuple):
+    """A document that a search has found: its number, its score, and the row of that score."""
+
+    id: int
+    score: float
+    row: int = -1
+
+
 def search(
     snapshot: Snapshot,
     queries: Sequence[str],
@@ -399,96 +410,102 @@ def search(
     weights: tuple[float, float],
 ) -> list[list[SearchResult]]:
     """Return the answers to each query; see `rag_demo.stores.store.Store.search`."""
-    allowed = None
-    if where is not None:
-        allowed = snapshot.documents.matching(where, snapshot.alive)
-    elif snapshot.count < len(snapshot.alive):
-        allowed = snapshot.alive
-    count = snapshot.count if allowed is None else int(np.count_nonzero(allowed))
+    allowed = snapshot.documents.matching(where, snapshot.alive)
+    count = int(np.count_nonzero(allowed))
     if not count:
         return [[] for _ in queries]
-    if mode == "bm25" or vectors is None:
-        best = _by_words(snapshot, queries, allowed, top_k)
-    elif mode == "dense":
-        best = _by_vectors(snapshot, vectors, allowed, min(top_k, count))
-    else:
-        depth = max(top_k, FUSED_FROM)
-        near = _by_vectors(snapshot, vectors, allowed, min(depth, count))
-        worded = _by_words(snapshot, queries, allowed, depth)
-        best = _fused(snapshot, near, worded, weights, top_k)
-    return _results(snapshot, queries, best)
+
+    def best(part: str, depth: int) -> list[list[Hit]]:
+        if part == "bm25" or vectors is None:
+            return _by_words(snapshot, queries, allowed, depth)
+        mask = None if count == len(allowed) else allowed
+        return _by_vectors(snapshot, vectors, mask, min(depth, count))
+
+    def order_of(numbers: Sequence[int]) -> list[int]:
+        places: list[int] = snapshot.order_of(np.asarray(numbers, np.int64)).tolist()
+        return places
+
+    return _results(snapshot, queries, by_mode(mode, best, weights, top_k, order_of))
 
 
-def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int) -> Ranked:
+def _by_vectors(
+    snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int
+) -> list[list[Hit]]:
     """Find the ``wanted`` best documents for each query by their vectors."""
     vectors, owners = snapshot.vectors, snapshot.owners
-    rows = None
+    mask = None
     if allowed is not None:
-        rows = np.asarray(np.append(allowed, False)[owners], bool)  # GONE is the last place.
+        mask = np.asarray(np.append(allowed, False)[owners], bool)  # GONE is the last place.
     check_dimension(queries, vectors.dimension)
-    available = len(vectors) if rows is None else int(np.count_nonzero(rows))
+    available = len(vectors) if mask is None else int(np.count_nonzero(mask))
     depth = wanted
 
     def order_of(rows: Rows) -> Rows:
         return snapshot.order_of(owners[rows])
 
+    def best_of_each(rows: Rows, scores: Scores) -> list[Hit]:
+        """Return the documents of the best rows, each once, with its best row."""
+        best = _best(rows, scores, depth, order_of)
+        triples = (owners[rows[best]].tolist(), scores[best].tolist(), rows[best].tolist())
+        hits: dict[int, Hit] = {}
+        for number, score, row in zip(*triples, strict=True):
+            hits.setdefault(number, Hit(number, score, row))
+        return list(hits.values())
+
     while True:  # Until the rows belong to as many documents as are wanted.
-        pairs = vectors.candidates(queries, depth, rows, order_of)
-        ranked = rank(vectors.take, queries, pairs, depth, order_of)
-        best = best_of_each(ranked, owners[ranked.items]).first(wanted)
-        if depth == available or (np.diff(best.starts) == wanted).all():
-            return best
+        query, rows, scores = vectors.candidates(queries, depth, mask, order_of)
+        if scores is None:
+            scores = exact_scores(vectors.take, queries, query, rows)
+        ends = np.searchsorted(query, np.arange(1, len(queries)))
+        parts = zip(np.split(rows, ends), np.split(scores, ends), strict=True)
+        found = [best_of_each(*part) for part in parts]
+        if depth == available or all(len(hits) >= wanted for hits in found):
+            return [hits[:wanted] for hits in found]
         depth = min(4 * depth, available)
 
 
 def _by_words(
-    snapshot: Snapshot, queries: Sequence[str], allowed: Mask | None, top_k: int
-) -> Ranked:
+    snapshot: Snapshot, queries: Sequence[str], allowed: Mask, top_k: int
+) -> list[list[Hit]]:
     """Find the best documents for each query by full text."""
     snapshot.words.catch_up(snapshot.documents, snapshot.alive)
-    counts = snapshot.alive if allowed is None else allowed
-    found = (snapshot.words.search(query, counts, top_k) for query in queries)
-    return Ranked.join([best_scores(*each, top_k, snapshot.order_of) for each in found])
+    found = []
+    for query in queries:
+        numbers, scores = snapshot.words.search(query, allowed, top_k)
+        best = _best(numbers, scores, top_k, snapshot.order_of)
+        found.append(list(map(Hit, numbers[best].tolist(), scores[best].tolist())))
+    return found
 
 
-def _fused(
-    snapshot: Snapshot, near: Ranked, worded: Ranked, weights: tuple[float, float], top_k: int
-) -> Ranked:
-    """Fuse the ranks by vectors and by full text."""
-    fused, rows = [], []
-    for first, second in zip(near.each(), worded.each(), strict=True):
-        items = near.items[first].tolist()
-        score_of = fused_scores([items, worded.items[second].tolist()], weights)
-        numbers = np.fromiter(score_of, np.int64, len(score_of))
-        scores = np.fromiter(score_of.values(), float, len(score_of))
-        fused.append(best_scores(numbers, scores, top_k, snapshot.order_of))
-        row_of = dict(zip(items, near.rows[first].tolist(), strict=True))
-        rows += [row_of.get(number, -1) for number in fused[-1][0].tolist()]
-    return replace(Ranked.join(fused), rows=np.asarray(rows, np.int64))
+def _best(items: Rows, scores: Scores, count: int, order_of: Order) -> Rows:
+    """Return the places of the best items. Equal scores are ordered by id."""
+    best = np.argsort(-scores, kind="stable")
+    if (np.diff(scores[best[: count + 1]]) == 0).any():
+        best = np.lexsort((items, order_of(items), -scores))
+    return best[:count]
 
 
-def _results(snapshot: Snapshot, queries: Sequence[str], best: Ranked) -> list[list[SearchResult]]:
-    documents = snapshot.documents.get(best.items.tolist())
-    if not documents:
-        return [[] for _ in queries]
-    places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], np.diff(best.starts))
-    spans = snapshot.spans[best.rows].tolist()
-    passages = [(a, b) if b and row >= 0 else None
-                for (a, b), row in zip(spans, best.rows.tolist(), strict=True)]  # fmt: skip
-    only_words = np.flatnonzero(best.rows < 0)
-    spans_of = _spans_of(snapshot, best.items[only_words]) if len(only_words) else {}
-    query_of = np.repeat(np.arange(len(queries)), np.diff(best.starts))
-    for place in only_words.tolist():
-        if known := spans_of.get(int(best.items[place])):
-            query, text = queries[query_of[place]], documents[place].text
-            passages[place] = best_span(query, text, known, snapshot.words.language)
-    ids, texts, metadata, _ = zip(*documents, strict=True)
-    fields = zip(places.tolist(), best.scores.tolist(), ids, texts, metadata, passages, strict=True)
-    results = list(itertools.starmap(SearchResult, fields))
-    return [results[part] for part in best.each()]
+def _results(
+    snapshot: Snapshot, queries: Sequence[str], found: Sequence[Sequence[Hit]]
+) -> list[list[SearchResult]]:
+    by_words = [hit.id for hits in found for hit in hits if hit.row < 0]
+    spans_of = _spans_of(snapshot, by_words) if by_words else {}
+    results = []
+    for query, hits in zip(queries, found, strict=True):
+        documents = snapshot.documents.get([hit.id for hit in hits])
+        results.append(one := list[SearchResult]())
+        for hit, (name, text, metadata, _) in zip(hits, documents, strict=True):
+            start, stop = 0, 0
+            if hit.row >= 0:
+                start, stop = snapshot.spans[hit.row].tolist()
+            elif spans := spans_of.get(hit.id):
+                start, stop = best_span(query, text, spans, snapshot.words.language)
+            passage = (start, stop) if stop else None
+            one.append(SearchResult(len(one) + 1, hit.score, name, text, metadata, passage))
+    return results
 
 
-def _spans_of(snapshot: Snapshot, numbers: Rows) -> dict[int, list[tuple[int, int]]]:
+def _spans_of(snapshot: Snapshot, numbers: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
     """Return the passages of documents that have any."""
     owners, spans = snapshot.owners, snapshot.spans
     rows = np.flatnonzero(np.isin(owners, numbers) & (spans[:, 1] > 0))
@@ -496,113 +513,3 @@ def _spans_of(snapshot: Snapshot, numbers: Rows) -> dict[int, list[tuple[int, in
     for owner, (start, stop) in zip(owners[rows].tolist(), spans[rows].tolist(), strict=True):
         spans_of.setdefault(owner, []).append((start, stop))
     return spans_of
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """The best items of several queries, query after query, the best items first.
-
-    Attributes:
-        starts: Where the items of each query begin, and where the last ones end: shape (b + 1,).
-        items: Rows or documents: shape (n,).
-        scores: Shape (n,).
-        rows: The row of each item's score, or -1: shape (n,).
-    """
-
-    starts: Rows
-    items: Rows
-    scores: Scores
-    rows: Rows
-
-    @classmethod
-    def join(cls, several: Sequence[tuple[Rows, Scores]]) -> Ranked:
-        """Join the items and scores of several queries, without rows."""
-        starts = np.cumsum([0, *(len(items) for items, _ in several)])
-        items = np.concatenate([items for items, _ in several] or [np.empty(0, np.int64)])
-        scores = np.concatenate([scores for _, scores in several] or [np.empty(0)])
-        return cls(starts, items, scores, np.full(len(items), -1))
-
-    def each(self) -> Iterator[slice]:
-        """Yield the places of each query's items."""
-        return itertools.starmap(slice, itertools.pairwise(self.starts.tolist()))
-
-    def first(self, count: int) -> Ranked:
-        """Keep the first ``count`` items of each query."""
-        widths = np.diff(self.starts)
-        if (widths <= count).all():
-            return self
-        places = np.arange(len(self.items)) - np.repeat(self.starts[:-1], widths)
-        return self.only(places < count)
-
-    def only(self, chosen: Mask) -> Ranked:
-        """Keep the chosen items: shape (n,)."""
-        starts = np.concatenate([[0], np.cumsum(chosen)])[self.starts]
-        return Ranked(starts, self.items[chosen], self.scores[chosen], self.rows[chosen])
-
-
-def rank(
-    vectors_of: Callable[[Rows], Vectors],
-    queries: Vectors,
-    pairs: Pairs,
-    top_k: int,
-    order_of: Order,
-) -> Ranked:
-    """Order candidates by their exact scores.
-
-    Args:
-        vectors_of: Returns the vectors of rows: shape (p, d).
-        queries: Shape (b, d).
-        pairs: The candidates.
-        top_k: How many rows of each query, at most.
-        order_of: Orders rows that tie.
-
-    Returns:
-        The best rows of each query with their scores.
-    """
-    query, row, scores = pairs
-    if scores is None:
-        scores = exact_scores(vectors_of, queries, query, row)
-    order = np.lexsort((-scores, query))
-    row, scores = row[order], scores[order]
-    starts = np.searchsorted(query, np.arange(len(queries) + 1))
-    is_tie = (scores[1:] == scores[:-1]) & (query[1:] == query[:-1])
-    is_among_best = np.arange(len(row) - 1) - starts[query[:-1]] < top_k
-    if (is_tie & is_among_best).any():
-        is_tie &= np.isin(query[:-1], query[:-1][is_tie & is_among_best])
-        places = np.zeros(len(row), np.int64)
-        tied = np.append(is_tie, False) | np.append(False, is_tie)
-        places[tied] = order_of(row[tied])
-        row = row[np.lexsort((row, places, -scores, query))]
-    return Ranked(starts, row, scores, row).first(top_k)
-
-
-def best_of_each(ranked: Ranked, owners: Rows) -> Ranked:
-    """Turn rows into documents, and keep the best row of each document.
-
-    Args:
-        ranked: Rows.
-        owners: The number of each row's document: shape (n,).
-    """
-    query = np.repeat(np.arange(len(ranked.starts) - 1), np.diff(ranked.starts))
-    # The first call of np.unique imports modules, which takes longer than a search.
-    pair = query * (int(owners.max(initial=0)) + 1) + owners
-    order = np.argsort(pair, kind="stable")
-    chosen = np.zeros(len(owners), bool)
-    chosen[order] = np.diff(pair[order], prepend=-1) != 0
-    return Ranked(ranked.starts, owners, ranked.scores, ranked.rows).only(chosen)
-
-
-def best_scores(numbers: Rows, scores: Scores, top_k: int, order_of: Order) -> tuple[Rows, Scores]:
-    """Order documents by their scores, and equal scores by id.
-
-    Args:
-        numbers: The numbers of different documents: shape (n,).
-        scores: Shape (n,).
-        top_k: How many documents at most.
-        order_of: Orders documents that tie.
-    """
-    if len(numbers) > top_k:
-        kept = scores >= np.partition(scores, -top_k)[-top_k]
-        numbers, scores = numbers[kept], scores[kept]
-    best = np.lexsort((order_of(numbers), -scores))[:top_k]
-    return numbers[best], scores[best]

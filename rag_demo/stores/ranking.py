@@ -12,19 +12,7 @@ Order = Callable[[Rows], Rows]
 """Returns numbers that order documents by id, for documents that tie."""
 
 Hit = TypeVar("Hit", bound=Any)
-FUSED_FROM = 100  # of each ranking
-
-
-def fused_scores(rankings: Sequence[Sequence[Any]], weights: Sequence[float]) -> dict[Any, float]:
-    """Fuse rankings: an item's score is the sum of weight / (60 + rank) over the rankings.
-
-    A ranking with the weight 0 adds no items.
-    """
-    scores: dict[Any, float] = {}
-    for ranking, weight in zip(rankings, weights, strict=True):
-        for place, item in enumerate(ranking if weight else (), start=RANK_CONSTANT + 1):
-            scores[item] = scores.get(item, 0.0) + weight / place
-    return scores
+_FUSED_FROM = 100  # of each ranking
 
 
 def by_mode(
@@ -32,23 +20,32 @@ def by_mode(
     search: Callable[[str, int], list[list[Hit]]],
     weights: Sequence[float],
     top_k: int,
+    order_of: Callable[[list[Any]], Sequence[Any]] = list,
 ) -> list[list[Hit]]:
     """Search by vectors or by words, or by both, and fuse the two rankings of each query.
+
+    The fused score of a document is the sum of weight / (60 + rank) over the rankings. A ranking
+    with the weight 0 adds no documents.
 
     Args:
         mode: "dense", "bm25" or "hybrid".
         search: Takes "dense" or "bm25", and how many results are wanted of each query. It returns
             named tuples with an ``id`` and a ``score``, the best first.
-        weights: See `fused_scores`.
+        weights: Of the ranks by vectors and by words.
         top_k: How many results of each query, at most.
+        order_of: Returns what orders documents that tie, for a list of ids.
     """
     if mode != "hybrid":
         return search(mode, top_k)
-    depth = max(top_k, FUSED_FROM)
+    depth = max(top_k, _FUSED_FROM)
     fused = []
     for near, worded in zip(search("dense", depth), search("bm25", depth), strict=True):
         known = {hit.id: hit for hit in (*worded, *near)}  # Those by vectors know their passage.
-        scores = fused_scores([[hit.id for hit in near], [hit.id for hit in worded]], weights)
-        best = sorted(scores, key=lambda name: (-scores[name], name))
+        scores: dict[Any, float] = {}
+        for hits, weight in zip((near, worded), weights, strict=True):
+            for place, hit in enumerate(hits if weight else (), start=RANK_CONSTANT + 1):
+                scores[hit.id] = scores.get(hit.id, 0.0) + weight / place
+        places = dict(zip(scores, order_of(list(scores)), strict=True))
+        best = sorted(scores, key=lambda name: (-scores[name], places[name]))
         fused.append([known[name]._replace(score=scores[name]) for name in best[:top_k]])
     return fused
