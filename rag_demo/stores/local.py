@@ -479,9 +479,11 @@ def _by_words(
 
 def _best(items: Rows, scores: Scores, count: int, order_of: Order) -> Rows:
     """Return the places of the best items. Equal scores are ordered by id."""
-    best = np.argsort(-scores, kind="stable")
-    if (np.diff(scores[best[: count + 1]]) == 0).any():
-        best = np.lexsort((items, order_of(items), -scores))
+    least = np.sort(scores)[-count:][:1]
+    best = np.flatnonzero(scores >= least)
+    best = best[np.argsort(-scores[best], kind="stable")]
+    if (np.diff(scores[best]) == 0).any():
+        best = best[np.lexsort((items[best], order_of(items[best]), -scores[best]))]
     return best[:count]
 
 

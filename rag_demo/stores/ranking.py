@@ -45,7 +45,9 @@ def by_mode(
         for hits, weight in zip((near, worded), weights, strict=True):
             for place, hit in enumerate(hits if weight else (), start=RANK_CONSTANT + 1):
                 scores[hit.id] = scores.get(hit.id, 0.0) + weight / place
-        places = dict(zip(scores, order_of(list(scores)), strict=True))
-        best = sorted(scores, key=lambda name: (-scores[name], places[name]))
+        least = min(sorted(scores.values(), reverse=True)[:top_k], default=0.0)
+        best = [name for name in scores if scores[name] >= least]
+        places = dict(zip(best, order_of(best), strict=True))
+        best.sort(key=lambda name: (-scores[name], places[name]))
         fused.append([known[name]._replace(score=scores[name]) for name in best[:top_k]])
     return fused
