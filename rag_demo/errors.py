@@ -67,12 +67,8 @@ class PostgresError(RagDemoError):
     """The database cannot be reached, or it refused a statement. The message has no password."""
 
 
-class UnstorableError(RagDemoError, ValueError):
-    """A database cannot keep a text."""
-
-
-class UnknownLanguageError(RagDemoError, ValueError):
-    """There are no stems for a language."""
+class InvalidValueError(RagDemoError, ValueError):
+    """A value cannot be used, such as a device, a language, or a text that a database refuses."""
 
 
 class ModelError(RagDemoError):
@@ -141,7 +137,7 @@ def check_device(device: str | None) -> None:
 
     Raises:
         TypeError: It is not str.
-        ValueError: torch does not know it, or this machine does not have it.
+        InvalidValueError: torch does not know it, or this machine does not have it.
     """
     if device in (None, "cpu"):
         return
@@ -153,7 +149,7 @@ def check_device(device: str | None) -> None:
         torch.zeros(1, device=device).item()  # Tensors on the device meta have no values.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"the device {device!r} cannot be used: {reason}") from None
+        raise InvalidValueError(f"the device {device!r} cannot be used: {reason}") from None
 
 
 def checked_texts(values: Any, what: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,18 @@ def as_place(value: Any) -> Any:
     return PostgresUrl.parse(value)
 
 
-def open_database(url: Any) -> Any:
-    """Open the store of an index in a database, which the caller must close."""
-    from rag_demo.stores.postgres import PostgresStore
+def open_store(place: Any) -> Any:
+    """Open the store of an index, which the caller must close. A folder's store is a snapshot."""
+    if not isinstance(place, Path):
+        from rag_demo.stores.postgres import PostgresStore
 
-    return PostgresStore(url, create=False)
+        return PostgresStore(place, create=False)
+    from rag_demo.stores.local import LocalStore
+    from rag_demo.stores.tensor_vectors import TensorVectors
+
+    store = LocalStore(TensorVectors("cpu", "float32", None))
+    store.load(place)
+    return store
 
 
 def load_manifest(place: Any) -> Manifest:
@@ -39,23 +46,17 @@ def load_manifest(place: Any) -> Manifest:
 
     if isinstance(place, Path):
         return read_manifest(place)
-    with open_database(place) as store:
+    with closing(open_store(place)) as store:
         manifest: Manifest = store.manifest
         return manifest
-
-
-def make_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
-    """Create an empty retriever of the kind "torch" or "faiss"."""
-    if kind == "faiss":
-        return rag_demo.FaissRetriever(embedder)
-    return rag_demo.PyTorchGPURetriever(embedder, device=device)
 
 
 def open_indexes(
     places: Sequence[Any],
     embedder: Any,
-    make: Callable[[], Any],
     stack: ExitStack,
+    kind: str = "torch",
+    device: str | None = None,
     *,
     check: bool = False,
 ) -> Any:
@@ -64,16 +65,20 @@ def open_indexes(
     Args:
         places: See `as_place`. A database has its own kind of retriever.
         embedder: The embedding model.
-        make: Creates an empty retriever for a folder, such as `make_retriever`.
         stack: Closes what was opened, after an error too.
+        kind: The retriever of a folder: "torch" or "faiss".
+        device: The device of the kind "torch".
         check: See `rag_demo.retriever.LocalRetriever.load`.
     """
     opened: list[Any] = []
     for place in places:
-        if isinstance(place, Path):
-            opened.append(stack.enter_context(make()))
-            opened[-1].load(place, check=check)
+        if not isinstance(place, Path):
+            new: Any = rag_demo.PgVectorRetriever(embedder, place.conninfo, place.table)
+        elif kind == "faiss":
+            new = rag_demo.FaissRetriever(embedder)
         else:
-            retriever = rag_demo.PgVectorRetriever(embedder, place.conninfo, place.table)
-            opened.append(stack.enter_context(retriever))
+            new = rag_demo.PyTorchGPURetriever(embedder, device=device)
+        opened.append(stack.enter_context(new))
+        if isinstance(place, Path):
+            new.load(place, check=check)
     return opened[0] if len(opened) == 1 else stack.enter_context(rag_demo.ShardedRetriever(opened))

@@ -24,7 +24,6 @@ from rag_demo.searching.arguments import (
     check_chunks,
     check_documents,
     check_queries,
-    check_shape,
     check_weights,
 )
 from rag_demo.searching.results import SearchResult, Stats
@@ -130,13 +129,9 @@ class Retriever(Resource):
         return self.store.upsert(batch, choose_ids=names is None)
 
     def _with_vectors(self, documents: Sequence[Document], vectors: Any) -> EmbeddedBatch:
-        count = len(documents)
-        check_shape(vectors, count)
-        spans = np.zeros((count, 2), np.int32)
-        identity = as_embedder(self.embedding_model).known_identity
-        return EmbeddedBatch(
-            documents, np.arange(count), spans, normalized(vectors, count), identity
-        )
+        count, identity = len(documents), as_embedder(self.embedding_model).known_identity
+        spans, checked = np.zeros((count, 2), np.int32), normalized(vectors, count)
+        return EmbeddedBatch(documents, np.arange(count), spans, checked, identity)
 
     def update_metadata(self, ids: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> int:
         """Replace the metadata of documents. Unknown ids are ignored.
@@ -295,7 +290,7 @@ class Retriever(Resource):
         if rerank is not None and (isinstance(rerank, type) or not hasattr(rerank, "rerank")):
             raise TypeError(f"rerank must be a Reranker, got {short_repr(rerank)}")
         if vectors is not None:
-            check_shape(vectors, len(queries))
+            vectors = normalized(vectors, len(queries))
         if where is not None and not callable(where):
             where = parse_filter(where)  # A mistake is an error in an empty retriever too.
         if not self.store.count or not queries:
@@ -303,9 +298,8 @@ class Retriever(Resource):
         if mode == "bm25":
             vectors = None
         elif vectors is None:
-            vectors = as_embedder(self.embedding_model).embed_queries(queries)
-        if vectors is not None:
-            vectors = normalized(vectors, len(queries))
+            embedded = as_embedder(self.embedding_model).embed_queries(queries)
+            vectors = normalized(embedded, len(queries))
         wanted = int(top_k) * (1 if rerank is None else _RERANKED)
         found = self.store.search(queries, vectors, where, wanted, mode, weights)
         if min_score is not None:

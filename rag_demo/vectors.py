@@ -39,7 +39,7 @@ def normalized(vectors: Any, count: int | None = None) -> Vectors:
     if array.ndim != 2:
         raise ValueError(f"vectors must have the shape (n, d), got {array.shape}")
     if count is not None and len(array) != count:
-        raise ValueError(f"got {len(array)} vectors for {count} texts")
+        raise ValueError(f"got {len(array)} vectors for {count} texts; pass one for each")
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
     bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if len(bad):

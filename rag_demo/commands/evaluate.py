@@ -31,7 +31,9 @@ Judgements = dict[str, dict[str, int]]
 
 
 @click.command()
-@click.argument("folder", metavar="PATH", type=click.Path(path_type=Path))
+@click.argument(
+    "folder", metavar="PATH", type=click.Path(path_type=Path, exists=True, file_okay=False)
+)
 @click.option(
     "--index",
     "places",

@@ -19,14 +19,13 @@ from rag_demo.commands.options import (
     made_by_option,
     model_option,
     open_model,
-    open_saved,
     options,
     say,
     warn,
 )
 from rag_demo.encoding.encoder import is_bfloat16_faster
 from rag_demo.errors import IndexFileError, SourceError
-from rag_demo.places import as_place, load_manifest
+from rag_demo.places import as_place, load_manifest, open_store
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import PASSAGE_CHARS
 from rag_demo.reading.sources import STDIN, Reading, Skipped, full_path, is_read, read_source
@@ -134,7 +133,7 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
     reading, skipped = _pop_reading(embedding), Skipped()
     files: set[str] = set()  # read to their end
     with contextlib.ExitStack() as stack:
-        earlier = stack.enter_context(contextlib.closing(open_saved(folder)))
+        earlier = stack.enter_context(contextlib.closing(open_store(folder)))
         manifest = earlier.manifest  # All is decided on this state.
         name, documents = _read(source, skipped, on_read=files.add, **reading)
         sources = (manifest.source or _UNKNOWN).split(_AND)

@@ -14,13 +14,12 @@ from rag_demo.commands.options import (
     explain,
     folder_argument,
     json_option,
-    open_saved,
     say,
     warn,
     where_option,
 )
 from rag_demo.errors import RagDemoError
-from rag_demo.places import as_place, load_manifest, open_database
+from rag_demo.places import as_place, load_manifest, open_store
 from rag_demo.printable import on_one_line
 from rag_demo.reading.document import Document
 
@@ -35,7 +34,7 @@ def info(folder: Path, as_json: bool) -> None:
     """Show the model, the source, the size and the metadata keys of the index in DIR."""
     from rich.filesize import decimal
 
-    with contextlib.closing(open_saved(folder)) as saved:
+    with contextlib.closing(open_store(folder)) as saved:
         manifest, keys = saved.manifest, saved.kinds()
         nbytes = saved.stats().nbytes
     facts: dict[str, Any] = {
@@ -64,7 +63,7 @@ def info(folder: Path, as_json: bool) -> None:
 def verify(folder: Path) -> None:
     """Compare the index in DIR with its checksums."""
     _refuse_database(folder, "verify it with pg_amcheck")
-    with contextlib.closing(open_saved(folder)) as saved:
+    with contextlib.closing(open_store(folder)) as saved:
         saved.verify()
         say(f"{folder} is whole: {saved.count} texts")
 
@@ -74,7 +73,7 @@ def verify(folder: Path) -> None:
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 def get(folder: Path, ids: tuple[str, ...]) -> None:
     """Print texts of the index in DIR by ID, as JSON lines."""
-    with contextlib.closing(open_saved(folder)) as saved:
+    with contextlib.closing(open_store(folder)) as saved:
         found = {each.id: each for each in saved.get(ids) if each is not None}
     for document in found.values():
         click.echo(_as_json(document))
@@ -92,7 +91,7 @@ def list_texts(
     folder: Path, where: dict[str, Any] | None, after: str | None, limit: int | None, as_json: bool
 ) -> None:
     """List the texts of the index in DIR by ID: each ID with the beginning of its text."""
-    with contextlib.closing(open_saved(folder)) as saved:
+    with contextlib.closing(open_store(folder)) as saved:
         names = saved.matching(where, after, limit)
         for start in range(0, len(names), _LISTED_AT_ONCE):
             for document in saved.get(names[start : start + _LISTED_AT_ONCE]):
@@ -126,7 +125,7 @@ def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> 
     if not ids and where is None:
         raise RagDemoError("nothing to delete; pass ids, or --where KEY=VALUE")
     load_manifest(folder)
-    open_writer: Any = IndexWriter if isinstance(folder, Path) else open_database
+    open_writer: Any = IndexWriter if isinstance(folder, Path) else open_store
     with exit_on_sigterm(), open_writer(folder) as writer:
         known = {each.id for each in writer.get(ids) if each is not None}
         matching = [] if where is None else writer.matching(where)
@@ -168,7 +167,7 @@ def snapshot(folder: Any, folder_of_snapshots: Any) -> None:
     with (
         exit_on_sigterm(),
         TemporaryDirectory(prefix=f".{target.name}-", dir=folder_of_snapshots) as unfinished,
-        contextlib.closing(open_saved(folder)) as store,
+        contextlib.closing(open_store(folder)) as store,
     ):
         index, link = Path(unfinished, "index"), Path(unfinished, "latest")
         store.save(index, store.manifest.model)

@@ -8,16 +8,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import check_device
-from rag_demo.places import as_place, load_manifest, make_retriever, open_database, open_indexes
+from rag_demo.places import as_place, load_manifest, open_indexes, open_store
 from rag_demo.printable import on_one_line, printable
 from rag_demo.searching.arguments import MODES
 
@@ -45,17 +42,8 @@ made_by_option = click.option(
 )
 
 
-def _check_device(context: click.Context, parameter: click.Parameter, device: Any) -> Any:
-    try:
-        check_device(device)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return device
-
-
 device_option = click.option(
     "--device",
-    callback=_check_device,
     help="Device to compute on: cpu, cuda, cuda:1, mps or xpu. [default: the best available]",
 )
 dtype_option = click.option(
@@ -112,7 +100,7 @@ def open_retriever(
     )
     if mode != "bm25":
         embedder = stack.enter_context(open_model(model, made_by, device=device))
-    return open_indexes(places, embedder, partial(make_retriever, "torch", embedder, device), stack)
+    return open_indexes(places, embedder, stack, device=device)
 
 
 def say(text: object) -> None:
@@ -123,18 +111,6 @@ def say(text: object) -> None:
 def warn(text: object) -> None:
     """Print a line on stderr."""
     click.echo(f"rag-demo: {on_one_line(text)}", err=True)
-
-
-def open_saved(place: Any) -> Any:
-    """Open the store of an index to read its documents; the caller must close it."""
-    if not isinstance(place, Path):
-        return open_database(place)
-    from rag_demo.stores.local import LocalStore
-    from rag_demo.stores.tensor_vectors import TensorVectors
-
-    store = LocalStore(TensorVectors("cpu", "float32", None))
-    store.load(place)
-    return store
 
 
 _CONDITION = re.compile(
@@ -194,7 +170,7 @@ def explain(where: Mapping[str, Any], places: Sequence[Any]) -> None:
 
     kinds = defaultdict(set, {ID: {TEXT}})
     for place in places:
-        with contextlib.closing(open_saved(place)) as saved:
+        with contextlib.closing(open_store(place)) as saved:
             for key, found in saved.kinds().items():
                 kinds[key] |= found
     keys = f"the keys are: {', '.join(sorted(kinds))}"

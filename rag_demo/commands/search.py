@@ -89,12 +89,9 @@ def search(
         opened = open_retriever(stack, places, mode, model, device)
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         for batch in _read_questions(questions):
-            try:
-                found = opened.search_batch(
-                    batch, top_k, min_score, where, mode, weights=weights, rerank=reranker
-                )
-            except ValueError as error:  # An option has an impossible value.
-                raise RagDemoError(str(error)) from None
+            found = opened.search_batch(
+                batch, top_k, min_score, where, mode, weights=weights, rerank=reranker
+            )
             if where is not None and not any(found):
                 explain(where, places)
             for question, results in zip(batch, found, strict=True):

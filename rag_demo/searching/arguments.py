@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.errors import checked_texts, short_repr
+from rag_demo.errors import InvalidValueError, checked_texts, short_repr
 from rag_demo.reading.document import checked_metadata
 from rag_demo.reading.passages import PASSAGE_CHARS
 
@@ -63,23 +63,17 @@ def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[s
 
     Raises:
         TypeError: A query is not str, or ``min_score`` is not a number.
-        ValueError: ``top_k`` is not positive, ``min_score`` is NaN, or the mode is unknown.
+        InvalidValueError: ``top_k`` is not positive, ``min_score`` is NaN, or the mode is unknown.
     """
     if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
-        raise ValueError(f"top_k must be a positive whole number, got {short_repr(top_k)}")
+        raise InvalidValueError(f"top_k must be a positive whole number, got {short_repr(top_k)}")
     if not isinstance(min_score, (int, float, np.integer, np.floating, type(None))):
         raise TypeError(f"min_score must be a number, got {short_repr(min_score)}")
     if min_score != min_score:
-        raise ValueError("min_score must not be NaN")
+        raise InvalidValueError("min_score must not be NaN")
     if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {short_repr(mode)}")
+        raise InvalidValueError(f"mode must be one of {', '.join(MODES)}, got {short_repr(mode)}")
     return checked_texts(queries, "queries")
-
-
-def check_shape(vectors: Any, count: int) -> None:
-    """Raise a ValueError unless there is a vector for each text or query."""
-    if np.shape(vectors)[:-1] != (count,):
-        raise ValueError(f"vectors must have the shape ({count}, d), got {np.shape(vectors)}")
 
 
 def check_weights(weights: Any, min_score: Any, mode: str) -> tuple[float, float]:
@@ -87,18 +81,20 @@ def check_weights(weights: Any, min_score: Any, mode: str) -> tuple[float, float
 
     Raises:
         TypeError: The weights are not two numbers.
-        ValueError: A weight is negative or not finite, or both are 0; or ``min_score`` is higher
-            than all scores of a hybrid search.
+        InvalidValueError: A weight is negative or not finite, or both are 0; or ``min_score`` is
+            higher than all scores of a hybrid search.
     """
     try:
         dense, words = map(float, weights)
     except (TypeError, ValueError):
         raise TypeError(f"weights must be two numbers, got {short_repr(weights)}") from None
     if not (0 <= dense < math.inf and 0 <= words < math.inf and dense + words):
-        raise ValueError(f"weights must be finite and not negative, one above 0, got {weights}")
+        raise InvalidValueError(
+            f"weights must be finite and not negative, one above 0, got {weights}"
+        )
     highest = (dense + words) / (RANK_CONSTANT + 1)
     if mode == "hybrid" and min_score is not None and min_score > highest:
-        raise ValueError(
+        raise InvalidValueError(
             f"min_score is {short_repr(min_score)}, but scores of the mode 'hybrid' end at "
             f"{highest:.4f}; use mode='dense', whose scores are cosines"
         )

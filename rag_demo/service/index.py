@@ -17,7 +17,7 @@ import numpy as np
 
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import IndexChangedError, PostgresError, WriterBusyError
-from rag_demo.places import load_manifest, make_retriever, open_indexes
+from rag_demo.places import load_manifest, open_indexes
 from rag_demo.service import metrics
 from rag_demo.service.logs import log_error
 from rag_demo.service.responses import Problem, overloaded, public_reason
@@ -92,8 +92,8 @@ class Index:
         )
         with contextlib.ExitStack() as stack:
             state = self.look()  # Before: the folders may change meanwhile.
-            make = partial(make_retriever, settings.retriever, model, settings.device)
-            retriever = open_indexes(settings.index, model, make, stack, check=True)
+            kind, device = settings.retriever, settings.device
+            retriever = open_indexes(settings.index, model, stack, kind, device, check=True)
             self.nbytes = 0 if self.is_database else retriever.stats().nbytes
             self.set_state(*state)
             stack.pop_all()

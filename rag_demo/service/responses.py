@@ -19,10 +19,10 @@ from starlette.responses import Response
 
 from rag_demo.errors import (
     IndexFileError,
+    InvalidValueError,
     ModelError,
     ModelMismatchError,
     PostgresError,
-    UnstorableError,
     WriterBusyError,
 )
 
@@ -78,7 +78,7 @@ def problem_of(error: BaseException) -> Problem:
     """Return the problem that an error of a model or an index is for a client."""
     if isinstance(error, Problem):
         return error
-    if isinstance(error, UnstorableError):
+    if isinstance(error, InvalidValueError):
         return Problem(422, str(error), code="invalid_request")
     detail = f"{public_reason(error)}; the service's log says why"
     return Problem(503, detail, code="unavailable", headers={"retry-after": "5"})

@@ -240,7 +240,7 @@ def index_errors(path: Path) -> Iterator[None]:
     except (sqlite3.Error, DamagedRowError) as error:
         if isinstance(error, sqlite3.OperationalError) and _IS_TRANSIENT.match(str(error)):
             raise UnreadableIndexError(
-                f"'{path}' cannot be used: {error}; "
+                f"'{path}' cannot be written or read: {error}; "
                 "check its permissions, free some space, and try again"
             ) from None
         raise damaged(path, error) from None

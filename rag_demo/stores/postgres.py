@@ -31,8 +31,8 @@ from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, 
 from rag_demo.errors import (
     IndexFileError,
     IndexVersionError,
+    InvalidValueError,
     PostgresError,
-    UnstorableError,
     short_repr,
 )
 from rag_demo.exact_search.scores import exact_scores
@@ -527,12 +527,12 @@ class PostgresStore(Resource):
                 "rag-demo index SOURCE --out URL, or name another table"
             ) from None
         except (psycopg.DataError, UnicodeEncodeError) as error:
-            raise UnstorableError(
+            raise InvalidValueError(
                 "Postgres knows no NUL, no lone surrogate and no infinity: "
                 f"{_on_one_line(error)}; remove it, or use an index in a folder"
             ) from None
         except errors.ProgramLimitExceeded as error:
-            raise UnstorableError(
+            raise InvalidValueError(
                 "Postgres takes ids, paths and words of about 2,700 bytes, and vectors of 16,000 "
                 f"dimensions ({_on_one_line(error)}); use less, or an index in a folder"
             ) from None

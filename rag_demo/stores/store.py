@@ -212,7 +212,7 @@ class Store(Protocol):
             top_k: How many results at most.
             mode: "dense", "bm25" or "hybrid"; see `rag_demo.Retriever.search`.
             weights: Of the ranks by vectors and by words in the mode "hybrid"; see
-                `rag_demo.stores.ranking.fuse`.
+                `rag_demo.stores.ranking.by_mode`.
         """
 
     def close(self) -> object:

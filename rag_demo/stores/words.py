@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.errors import RagDemoError, UnknownLanguageError, short_repr
+from rag_demo.errors import InvalidValueError, RagDemoError, short_repr
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.vectors import Mask, Rows
 
@@ -353,13 +353,13 @@ def check_language(language: object) -> None:
     """Check a language of stems.
 
     Raises:
-        UnknownLanguageError: PyStemmer does not have it.
+        InvalidValueError: PyStemmer does not have it.
     """
     import Stemmer
 
     if language not in ("none", *Stemmer.algorithms()):
         known = ", ".join(sorted(Stemmer.algorithms()))
-        raise UnknownLanguageError(
+        raise InvalidValueError(
             f"language must be none or one of {known}, got {short_repr(language)}"
         )
 

@@ -226,6 +226,8 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         ("search", index, "q", "--where", "line>="): ("has no value",),
         ("delete", index): ("nothing to delete",),
         ("index", empty, "--out", out, "--actors", "2", "--device", "cpu"): ("--device", "Ray"),
+        ("evaluate", tmp_path / "nowhere", "--index", index): ("nowhere' does not exist",),
+        ("evaluate", empty): ("--index",),
         ("serve", "--index", index, "--index", index, "--writable"): ("takes one --index",),
         ("nonsense",): ("No such command 'nonsense'",),
     }
