@@ -12,7 +12,7 @@ from benchmarks.results_file import write
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
 from rag_demo.commands.evaluate import quality, read_queries
 from rag_demo.reading.sources import Skipped, read_source
-from rag_demo.searching.arguments import MODES
+from rag_demo.searching import MODES
 
 
 def main() -> None:

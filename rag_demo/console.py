@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from rag_demo.printable import on_one_line
-from rag_demo.searching.results import SearchResult
+from rag_demo.searching import SearchResult
 
 _SHOWN_CHARS = 300  # of a result's text on a terminal
 

@@ -20,13 +20,15 @@ from rag_demo.encoding.embedder import BasicEmbedder, as_embedder, check_embeddi
 from rag_demo.encoding.model_identity import refuse_other_vectors
 from rag_demo.errors import checked_texts, short_repr
 from rag_demo.reading.document import Document
-from rag_demo.searching.arguments import (
+from rag_demo.searching import (
+    SearchRequest,
+    SearchResult,
+    Stats,
     check_chunks,
     check_documents,
     check_queries,
     check_weights,
 )
-from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where, parse_filter
 from rag_demo.stores.ingest import embed
 from rag_demo.stores.local import LocalStore
@@ -109,10 +111,9 @@ class Retriever(Resource):
             ResourceClosedError: This retriever is closed.
         """
         self.ensure_open()
-        checked, plain, names = check_documents(texts, metadata, ids)
-        if not checked:
+        documents = check_documents(texts, metadata, ids)
+        if not documents:
             return []
-        documents = list(map(Document, names or [""] * len(checked), checked, plain))
         if vectors is not None:
             batch = self._with_vectors(documents, vectors)
         else:
@@ -126,7 +127,7 @@ class Retriever(Resource):
                 on_progress=on_progress,
             )
         self.ensure_open()
-        return self.store.upsert(batch, choose_ids=names is None)
+        return self.store.upsert(batch, choose_ids=ids is None)
 
     def _with_vectors(self, documents: Sequence[Document], vectors: Any) -> EmbeddedBatch:
         count, identity = len(documents), as_embedder(self.embedding_model).known_identity
@@ -147,10 +148,10 @@ class Retriever(Resource):
         """
         self.ensure_open()
         names = checked_texts(ids, "ids")
-        _, plain, _ = check_documents([""] * len(names), list(metadata), names)
+        described = check_documents([""] * len(names), list(metadata), names)
         changed = [
-            before._replace(metadata=after)
-            for before, after in zip(self.store.get(names), plain, strict=True)
+            before._replace(metadata=after.metadata)
+            for before, after in zip(self.store.get(names), described, strict=True)
             if before is not None
         ]
         if changed:
@@ -301,7 +302,7 @@ class Retriever(Resource):
             embedded = as_embedder(self.embedding_model).embed_queries(queries)
             vectors = normalized(embedded, len(queries))
         wanted = int(top_k) * (1 if rerank is None else _RERANKED)
-        found = self.store.search(queries, vectors, where, wanted, mode, weights)
+        found = self.store.search(SearchRequest(queries, vectors, where, wanted, mode, weights))
         if min_score is not None:
             found = [[each for each in one if each.score >= min_score] for one in found]
         if rerank is None:

@@ -12,10 +12,8 @@ from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
 from rag_demo.errors import RagDemoError
 from rag_demo.reading.document import Document
 from rag_demo.retriever import Retriever
-from rag_demo.searching.results import SearchResult, Stats
+from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores.filters import Where
-from rag_demo.stores.ranking import by_mode
-from rag_demo.vectors import Vectors
 from torch_utils import closes_on_error
 
 __all__ = ["ShardedRetriever"]
@@ -98,26 +96,18 @@ class ShardedStore:
         """See `Store`."""
         return sorted(chain(*(each.matching(where, after, limit) for each in self._stores)))[:limit]
 
-    def search(
-        self,
-        texts: Sequence[str],
-        vectors: Vectors | None,
-        where: Where | None,
-        top_k: int,
-        mode: str,
-        weights: tuple[float, float] = (1.0, 1.0),
-    ) -> list[list[SearchResult]]:
+    def search(self, request: SearchRequest) -> list[list[SearchResult]]:
         """See `Store`."""
 
         def best(part: str, depth: int) -> list[list[SearchResult]]:
-            queries = vectors if part == "dense" else None
-            every = [each.search(texts, queries, where, depth, part) for each in self._stores]
+            asked = request._replace(mode=part, top_k=depth)
+            every = [each.search(asked) for each in self._stores]
             return [
                 sorted(chain(*parts), key=lambda each: (-each.score, each.id))[:depth]
                 for parts in zip(*every, strict=True)
             ]
 
-        found = by_mode(mode, best, weights, top_k)
+        found = by_mode(request, best)
         return [[each._replace(rank=n) for n, each in enumerate(one, start=1)] for one in found]
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import click
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.places import as_place, load_manifest, open_indexes, open_store
 from rag_demo.printable import on_one_line, printable
-from rag_demo.searching.arguments import MODES
+from rag_demo.searching import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel

@@ -12,9 +12,8 @@ import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from rag_demo.reading.document import Document
 from rag_demo.retriever import embed
-from rag_demo.searching.arguments import check_documents
+from rag_demo.searching import check_documents
 from rag_demo.service import models
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, respond
@@ -47,13 +46,12 @@ async def put(request: Request, service: Writable, body: DocumentsRequest) -> di
     names: Any = [each.id for each in new]
     names = names if any(names) else None
     try:
-        texts, metadata, ids = check_documents(
+        documents = check_documents(
             [each.text for each in new], [each.metadata for each in new], names
         )
     except (TypeError, ValueError) as error:
         # An id occurs twice, only some have one, or metadata are not JSON.
         raise Problem(422, str(error)[:500], param="documents") from None
-    documents = list(map(Document, ids or [""] * len(texts), texts, metadata))
 
     def embed_documents(texts: Sequence[str]) -> Any:
         embedding = service.run_counted(

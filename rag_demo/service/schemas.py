@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from rag_demo.searching.arguments import MODES, check_weights
+from rag_demo.searching import MODES, check_weights
 from rag_demo.service.responses import Problem
 from rag_demo.stores.filters import parse_filter
 

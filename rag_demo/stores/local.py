@@ -16,12 +16,11 @@ from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexChangedError, RagDemoError
 from rag_demo.exact_search.scores import Pairs, Scores, exact_scores
 from rag_demo.reading.document import Document
-from rag_demo.searching.results import SearchResult, Stats
+from rag_demo.searching import Order, SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores.contents import Contents
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, temporary_documents
 from rag_demo.stores.index_writer import IndexWriter
-from rag_demo.stores.ranking import Order, by_mode
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
 from rag_demo.vectors import Mask, Rows, Vectors, check_dimension
@@ -282,19 +281,11 @@ class LocalStore:
             assert snapshot.saved is not None
             snapshot.saved.verify()
 
-    def search(
-        self,
-        texts: Sequence[str],
-        vectors: Vectors | None,
-        where: Where | None,
-        top_k: int,
-        mode: str,
-        weights: tuple[float, float] = (1.0, 1.0),
-    ) -> list[list[SearchResult]]:
+    def search(self, request: SearchRequest) -> list[list[SearchResult]]:
         """See `Store`."""
         with self._search() as snapshot:
             try:
-                return search(snapshot, texts, vectors, where, top_k, mode, weights)
+                return search(snapshot, request)
             except BaseException as error:  # A kept exception must not keep views of vectors.
                 clear_exception_frames(error)
                 raise
@@ -400,17 +391,10 @@ class Hit(NamedTuple):
     row: int = -1
 
 
-def search(
-    snapshot: Snapshot,
-    queries: Sequence[str],
-    vectors: Vectors | None,
-    where: Where | None,
-    top_k: int,
-    mode: str,
-    weights: tuple[float, float],
-) -> list[list[SearchResult]]:
-    """Return the answers to each query; see `rag_demo.stores.store.Store.search`."""
-    allowed = snapshot.documents.matching(where, snapshot.alive)
+def search(snapshot: Snapshot, request: SearchRequest) -> list[list[SearchResult]]:
+    """Return the answers to each query."""
+    queries, vectors = request.texts, request.vectors
+    allowed = snapshot.documents.matching(request.where, snapshot.alive)
     count = int(np.count_nonzero(allowed))
     if not count:
         return [[] for _ in queries]
@@ -425,7 +409,7 @@ def search(
         places: list[int] = snapshot.order_of(np.asarray(numbers, np.int64)).tolist()
         return places
 
-    return _results(snapshot, queries, by_mode(mode, best, weights, top_k, order_of))
+    return _results(snapshot, queries, by_mode(request, best, order_of))
 
 
 def _by_vectors(

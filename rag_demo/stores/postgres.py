@@ -37,7 +37,7 @@ from rag_demo.errors import (
 )
 from rag_demo.exact_search.scores import exact_scores
 from rag_demo.reading.document import Document
-from rag_demo.searching.results import SearchResult, Stats
+from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores.filters import (
     COMPARISONS,
     ID,
@@ -51,7 +51,6 @@ from rag_demo.stores.filters import (
     parse_filter,
 )
 from rag_demo.stores.index_folder import Manifest
-from rag_demo.stores.ranking import by_mode
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import best_span, stems_of
 from rag_demo.vectors import Vectors, check_dimension, rounding
@@ -446,19 +445,12 @@ class PostgresStore(Resource):
         """See `Store`."""
         return iter(self._column("SELECT id FROM {documents} ORDER BY number"))
 
-    def search(
-        self,
-        texts: Sequence[str],
-        vectors: Vectors | None,
-        where: Where | None,
-        top_k: int,
-        mode: str,
-        weights: tuple[float, float] = (1.0, 1.0),
-    ) -> list[list[SearchResult]]:
+    def search(self, request: SearchRequest) -> list[list[SearchResult]]:
         """See `Store`. A function as the filter is a TypeError."""
+        texts, vectors = request.texts, request.vectors
         within: _Clause = ("TRUE", [])
-        if where is not None:
-            clause, values = compile_filter(where)
+        if request.where is not None:
+            clause, values = compile_filter(request.where)
             within = (f"document IN (SELECT number FROM {{documents}} WHERE {clause})", values)
         with self._transaction() as (run, state):
             if not state.count:
@@ -471,7 +463,7 @@ class PostgresStore(Resource):
                 check_dimension(vectors, state.dimension)
                 return [self._nearest(run, vector, within, depth) for vector in vectors]
 
-            found = by_mode(mode, best, weights, top_k)
+            found = by_mode(request, best)
             return [_described(run, *each) for each in zip(texts, found, strict=True)]
 
     def _nearest(

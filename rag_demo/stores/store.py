@@ -12,7 +12,7 @@ import numpy as np
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import required
 from rag_demo.reading.document import Document
-from rag_demo.searching.results import SearchResult, Stats
+from rag_demo.searching import SearchRequest, SearchResult, Stats
 from rag_demo.stores.filters import Where
 from rag_demo.vectors import Rows, Vectors
 
@@ -194,26 +194,8 @@ class Store(Protocol):
             limit: How many at most.
         """
 
-    def search(
-        self,
-        texts: Sequence[str],
-        vectors: Vectors | None,
-        where: Where | None,
-        top_k: int,
-        mode: str,
-        weights: tuple[float, float] = (1.0, 1.0),
-    ) -> list[list[SearchResult]]:
-        """Find the best documents for each query; equal scores are ordered by id.
-
-        Args:
-            texts: The queries.
-            vectors: Their vectors: shape (b, d), each of length 1; None in the mode "bm25".
-            where: The filter that documents must match.
-            top_k: How many results at most.
-            mode: "dense", "bm25" or "hybrid"; see `rag_demo.Retriever.search`.
-            weights: Of the ranks by vectors and by words in the mode "hybrid"; see
-                `rag_demo.stores.ranking.by_mode`.
-        """
+    def search(self, request: SearchRequest) -> list[list[SearchResult]]:
+        """Find the best documents for each query; equal scores are ordered by id."""
 
     def close(self) -> object:
         """Wait for running calls, and give up all that is held."""

@@ -27,8 +27,8 @@ from rag_demo.exact_search.search import (
     search,
 )
 from rag_demo.exact_search.streaming import stream
+from rag_demo.searching import Order
 from rag_demo.stores.index_folder import SavedIndex
-from rag_demo.stores.ranking import Order
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
 
 _FEW_ALLOWED, _FEW_OF = 1 << 12, 16  # rows, or one row in 16: these are gathered

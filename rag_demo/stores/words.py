@@ -155,7 +155,7 @@ def copy_words(known: WordsFolder | None, folder: Path) -> int:
         with contextlib.suppress(OSError):  # A writer has removed it.
             for path in known.folder.iterdir():
                 shutil.copyfile(path, folder / path.name)  # Without a mode that forbids writing.
-            if known._replace(folder=folder).open() is not None:
+            if known._replace(folder=folder).is_whole:
                 return known.end
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()

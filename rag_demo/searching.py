@@ -1,0 +1,206 @@
+"""Searches: what a store is asked, what it answers, and how two rankings become one."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from rag_demo.errors import InvalidValueError, checked_texts, short_repr
+from rag_demo.reading.document import Document, checked_metadata
+from rag_demo.reading.passages import PASSAGE_CHARS
+from rag_demo.stores.filters import Where
+from rag_demo.vectors import Rows, Vectors
+
+MODES = ("dense", "bm25", "hybrid")
+_RANK_CONSTANT = 60  # of a hybrid search: Cormack, Clarke and Buettcher, SIGIR 2009
+_FUSED_FROM = 100  # of each ranking
+
+Order = Callable[[Rows], Rows]
+"""Returns numbers that order documents by id, for documents that tie."""
+
+Hit = TypeVar("Hit", bound=Any)
+
+
+class SearchRequest(NamedTuple):
+    """What a `rag_demo.Store` is asked.
+
+    Attributes:
+        texts: The queries.
+        vectors: Their vectors: shape (b, d), each of length 1; None in the mode "bm25".
+        where: The filter that documents must match.
+        top_k: How many results at most, of each query.
+        mode: "dense", "bm25" or "hybrid"; see `rag_demo.Retriever.search`.
+        weights: Of the ranks by vectors and by words in the mode "hybrid".
+    """
+
+    texts: Sequence[str]
+    vectors: Vectors | None
+    where: Where | None
+    top_k: int
+    mode: str
+    weights: tuple[float, float]
+
+
+class SearchResult(NamedTuple):
+    """One answer.
+
+    Attributes:
+        rank: 1 for the best.
+        score: The cosine similarity to the query, from -1 to 1; in the mode "bm25" the BM25
+            score; in the mode "hybrid" a sum of reciprocal ranks.
+        id: The document's id.
+        text: The document's text.
+        metadata: A copy of the document's metadata.
+        passage: Start and stop of the best passage in the text: the nearest one, or for a result
+            that only words have found, the one with most of them. None if the document has no
+            passages or the whole text scored higher.
+    """
+
+    rank: int
+    score: float
+    id: str
+    text: str
+    metadata: Mapping[str, Any] = MappingProxyType({})  # All results share the default.
+    passage: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The size of a retriever.
+
+    Attributes:
+        size: How many documents there are.
+        dimension: Length of the vectors; 0 without documents.
+        device: The device that searches.
+        dtype: The dtype that is searched.
+        nbytes: Bytes of the vectors, of their rounded copies and of mapped files.
+    """
+
+    size: int
+    dimension: int
+    device: str
+    dtype: str
+    nbytes: int
+
+
+def check_documents(texts: Any, metadata: Any, ids: Any) -> list[Document]:
+    """Check and copy the arguments of `rag_demo.Retriever.add`. Without ids, they are empty.
+
+    Raises:
+        TypeError: A text or an id is not str, or metadata are not JSON.
+        ValueError: Lengths differ, or an id is repeated.
+    """
+    names = None if ids is None else checked_texts(ids, "ids")
+    texts, metadata = checked_texts(texts, "texts"), None if metadata is None else list(metadata)
+    for what, values in (("metadata", metadata), ("ids", names)):
+        if values is not None and len(values) != len(texts):
+            raise ValueError(f"got {len(texts)} texts but {len(values)} {what}; pass one for each")
+    if names is not None and len(set(names)) < len(names):
+        ((repeated, _),) = Counter(names).most_common(1)
+        raise ValueError(f"the id {short_repr(repeated)} appears twice; ids must differ")
+    known: Sequence[Mapping[str, Any]] = [{}] * len(texts) if metadata is None else metadata
+    plain = [
+        checked_metadata(each, f"text {number}" if names is None else short_repr(names[number]))
+        for number, each in enumerate(known)
+    ]
+    return list(map(Document, names or [""] * len(texts), texts, plain))
+
+
+def check_chunks(size: Any, overlap: Any) -> None:
+    """Check the size and the overlap of passages.
+
+    Raises:
+        ValueError: The size is not positive, or the overlap is not smaller than the size.
+    """
+    for what, value, least in (("chunk_size", size, 1), ("chunk_overlap", overlap, 0)):
+        is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if value is not None and not (is_number and value >= least):
+            raise ValueError(
+                f"{what} must be a whole number of at least {least}, got {short_repr(value)}"
+            )
+    if overlap >= (size or PASSAGE_CHARS):
+        raise ValueError(f"chunk_overlap must be smaller than chunk_size, got {overlap}")
+
+
+def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[str]:
+    """Check the arguments of `rag_demo.Retriever.search_batch`, and return the queries.
+
+    Raises:
+        TypeError: A query is not str, or ``min_score`` is not a number.
+        InvalidValueError: ``top_k`` is not positive, ``min_score`` is NaN, or the mode is unknown.
+    """
+    if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
+        raise InvalidValueError(f"top_k must be a positive whole number, got {short_repr(top_k)}")
+    if not isinstance(min_score, (int, float, np.integer, np.floating, type(None))):
+        raise TypeError(f"min_score must be a number, got {short_repr(min_score)}")
+    if min_score != min_score:
+        raise InvalidValueError("min_score must not be NaN")
+    if mode not in MODES:
+        raise InvalidValueError(f"mode must be one of {', '.join(MODES)}, got {short_repr(mode)}")
+    return checked_texts(queries, "queries")
+
+
+def check_weights(weights: Any, min_score: Any, mode: str) -> tuple[float, float]:
+    """Check the weights of a hybrid search, and that a score can reach ``min_score``.
+
+    Raises:
+        TypeError: The weights are not two numbers.
+        InvalidValueError: A weight is negative or not finite, or both are 0; or ``min_score`` is
+            higher than all scores of a hybrid search.
+    """
+    try:
+        dense, words = map(float, weights)
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be two numbers, got {short_repr(weights)}") from None
+    if not (0 <= dense < math.inf and 0 <= words < math.inf and dense + words):
+        raise InvalidValueError(
+            f"weights must be finite and not negative, one above 0, got {weights}"
+        )
+    highest = (dense + words) / (_RANK_CONSTANT + 1)
+    if mode == "hybrid" and min_score is not None and min_score > highest:
+        raise InvalidValueError(
+            f"min_score is {short_repr(min_score)}, but scores of the mode 'hybrid' end at "
+            f"{highest:.4f}; use mode='dense', whose scores are cosines"
+        )
+    return dense, words
+
+
+def by_mode(
+    request: SearchRequest,
+    search: Callable[[str, int], list[list[Hit]]],
+    order_of: Callable[[list[Any]], Sequence[Any]] = list,
+) -> list[list[Hit]]:
+    """Search by vectors or by words, or by both, and fuse the two rankings of each query.
+
+    The fused score of a document is the sum of weight / (60 + rank) over the rankings. A ranking
+    with the weight 0 adds no documents.
+
+    Args:
+        request: The queries.
+        search: Takes "dense" or "bm25", and how many results are wanted of each query. It returns
+            named tuples with an ``id`` and a ``score``, the best first.
+        order_of: Returns what orders documents that tie, for a list of ids.
+    """
+    top_k = request.top_k
+    if request.mode != "hybrid":
+        return search(request.mode, top_k)
+    depth = max(top_k, _FUSED_FROM)
+    fused = []
+    for near, worded in zip(search("dense", depth), search("bm25", depth), strict=True):
+        known = {hit.id: hit for hit in (*worded, *near)}  # Those by vectors know their passage.
+        scores: dict[Any, float] = {}
+        for hits, weight in zip((near, worded), request.weights, strict=True):
+            for place, hit in enumerate(hits if weight else (), start=_RANK_CONSTANT + 1):
+                scores[hit.id] = scores.get(hit.id, 0.0) + weight / place
+        least = min(sorted(scores.values(), reverse=True)[:top_k], default=0.0)
+        best = [name for name in scores if scores[name] >= least]
+        places = dict(zip(best, order_of(best), strict=True))
+        best.sort(key=lambda name: (-scores[name], places[name]))
+        fused.append([known[name]._replace(score=scores[name]) for name in best[:top_k]])
+    return fused

@@ -1,1 +1,0 @@
-"""Searches: contents, candidates, full text, filters, and the order of the answers."""
