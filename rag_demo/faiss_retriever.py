@@ -87,9 +87,8 @@ class FaissVectors:
 
     def with_saved_rows(self, saved: SavedIndex) -> FaissVectors:
         """See `VectorRows`."""
-        saved.check_vectors()
-        empty = self.empty_copy()
-        return empty.extended(saved.vectors) if len(saved.vectors) else empty
+        vectors, empty = saved.vectors, self.empty_copy()
+        return empty.extended(vectors) if len(vectors) else empty
 
     def empty_copy(self) -> FaissVectors:
         """See `VectorRows`."""

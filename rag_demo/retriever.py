@@ -115,7 +115,10 @@ class Retriever(Resource):
         if not documents:
             return []
         if vectors is not None:
-            batch = self._with_vectors(documents, vectors)
+            places, spans = np.arange(len(documents)), np.zeros((len(documents), 2), np.int32)
+            identity = as_embedder(self.embedding_model).known_identity
+            checked = normalized(vectors, len(documents))
+            batch = EmbeddedBatch(documents, places, spans, checked, identity)
         else:
             check_chunks(chunk_size, chunk_overlap)
             batch = embed(
@@ -128,11 +131,6 @@ class Retriever(Resource):
             )
         self.ensure_open()
         return self.store.upsert(batch, choose_ids=ids is None)
-
-    def _with_vectors(self, documents: Sequence[Document], vectors: Any) -> EmbeddedBatch:
-        count, identity = len(documents), as_embedder(self.embedding_model).known_identity
-        spans, checked = np.zeros((count, 2), np.int32), normalized(vectors, count)
-        return EmbeddedBatch(documents, np.arange(count), spans, checked, identity)
 
     def update_metadata(self, ids: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> int:
         """Replace the metadata of documents. Unknown ids are ignored.

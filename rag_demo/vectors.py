@@ -74,7 +74,7 @@ class GrowableRows:
     snapshots share one buffer, so releasing it empties all of them.
 
     Args:
-        buffer: A numpy array or a tensor.
+        buffer: A tensor.
         count: How many of its rows belong to the snapshot; all by default.
     """
 
@@ -116,10 +116,8 @@ class GrowableRows:
 
 
 def _empty(count: int, like: Any) -> Any:
-    """Return an array or a tensor of so many rows, like another one."""
+    """Return a tensor of so many rows, like another one."""
     shape = (count, *like.shape[1:])
-    if isinstance(like, np.ndarray):
-        return np.empty(shape, like.dtype)
     if like.device.type != "cpu":
         return like.new_empty(shape)
     import torch

@@ -22,6 +22,7 @@ from rag_demo.errors import RagDemoError
 from rag_demo.places import as_place, load_manifest, open_store
 from rag_demo.printable import on_one_line
 from rag_demo.reading.document import Document
+from rag_demo.stores.filters import ID
 
 _LISTED_AT_ONCE = 1 << 10
 _LISTED_CHARS = 100
@@ -35,7 +36,7 @@ def info(folder: Path, as_json: bool) -> None:
     from rich.filesize import decimal
 
     with contextlib.closing(open_store(folder)) as saved:
-        manifest, keys = saved.manifest, saved.kinds()
+        manifest, keys = saved.manifest, sorted({*saved.keys()} - {ID})
         nbytes = saved.stats().nbytes
     facts: dict[str, Any] = {
         "folder": str(folder),
@@ -46,14 +47,14 @@ def info(folder: Path, as_json: bool) -> None:
         "source": manifest.source,
         "finished": manifest.finished,
         "version": manifest.version,
-        "keys": sorted(keys),
+        "keys": keys,
         "bytes": nbytes,
     }
     if as_json:
         click.echo(json.dumps(facts))
         return
     finished = "yes" if manifest.finished else "no"
-    facts |= {"keys": ", ".join(sorted(keys)), "bytes": decimal(nbytes), "finished": finished}
+    facts |= {"keys": ", ".join(keys), "bytes": decimal(nbytes), "finished": finished}
     for name, value in facts.items():
         say(f"{name:10} {value}")
 

@@ -28,16 +28,15 @@ from rag_demo.vectors import Mask, Rows
 
 SCHEMA = (
     "CREATE TABLE documents (number INTEGER PRIMARY KEY, id, text, metadata, file)",
-    "CREATE INDEX documents_by_id ON documents (id)",
     "CREATE INDEX documents_by_file ON documents (file) WHERE file IS NOT NULL",
-    # One row for each value, with item 0, and one for each item of a list, with item 1.
+    # One row for each value, with item 0, and one for each item of a list, with item 1. The id is
+    # a value too.
     "CREATE TABLE metadata (key, item INTEGER, kind INTEGER, value, number INTEGER,"
     " PRIMARY KEY (key, item, kind, value, number)) WITHOUT ROWID",
 )
 _BATCH = 500  # parameters of a statement; older versions of SQLite accept 999
 _SELECT = "SELECT number, id, text, metadata, file FROM documents"
-_METADATA = "{}.metadata"
-_IDS = f"(SELECT number, id AS value, '{ID}' AS key, {TEXT} AS kind, 0 AS item FROM {{}}.documents)"
+_HAS_ID = f"key = '{ID}' AND item = 0 AND kind = {TEXT} AND value"
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 MetadataRow = tuple[Any, int, int, Any, int]
@@ -74,7 +73,7 @@ class DocumentTable(Database):
                     (
                         row
                         for number, document in batch
-                        for row in _metadata_rows(number, document.metadata)
+                        for row in _metadata_rows(number, {**document.metadata, ID: document.id})
                     ),
                 )
 
@@ -123,14 +122,14 @@ class DocumentTable(Database):
             ids: The ids; unknown ones are ignored.
             alive: Whether each number counts.
         """
-        return self._find("id", ids, alive)
+        query = f"SELECT value, number FROM metadata WHERE {_HAS_ID} IN ({{}})"
+        return self._find(query, ids, alive)
 
     def of_files(self, files: Sequence[str], alive: Mask) -> list[str]:
         """Return the ids of the documents that count and were read from files."""
-        return list(self._find("file", files, alive))
+        return list(self._find("SELECT id, number FROM documents WHERE file IN ({})", files, alive))
 
-    def _find(self, column: str, values: Sequence[str], alive: Mask) -> dict[str, int]:
-        query = f"SELECT id, number FROM documents WHERE {column} IN ({{}})"
+    def _find(self, query: str, values: Sequence[str], alive: Mask) -> dict[str, int]:
         rows = self._in_batches(query, list(map(_storable, values)))
         return {_text(name): number for name, number in rows
                 if number < len(alive) and alive[number]}  # fmt: skip
@@ -161,7 +160,7 @@ class DocumentTable(Database):
             return sorted(name for name in self.ids(numbers) if after is None or name > after)[
                 :limit
             ]
-        query = "SELECT number, id FROM documents WHERE id >= ? ORDER BY id"
+        query = f"SELECT number, value FROM metadata WHERE {_HAS_ID} >= ? ORDER BY value"
         with self.use() as connection:
             rows = connection.execute(query, (_storable(after or ""),))
             found = (_text(name) for number, name in rows if number < len(alive) and alive[number])
@@ -198,9 +197,7 @@ class DocumentTable(Database):
 
     def _has(self, key: str, stop: int) -> Mask:
         """Tell which documents have a key."""
-        if key == ID:
-            return np.ones(stop, bool)
-        return self._mask_of(_METADATA, "item = 0 AND key IN ({})", [_storable(key)], stop)
+        return self._mask_of("item = 0 AND key IN ({})", [_storable(key)], stop)
 
     def _holds(self, condition: Condition, stop: int) -> Mask:
         """Tell where a condition holds, or for a negated one, where its opposite does."""
@@ -211,16 +208,14 @@ class DocumentTable(Database):
         for value in condition.wanted if name in ("$in", "$nin") else [condition.wanted]:
             kind, code = encode(value)
             codes.setdefault(kind, []).append(_storable(code))
-        mask, table = np.zeros(stop, bool), _IDS if key == ID else _METADATA
+        mask = np.zeros(stop, bool)
         for kind, some in codes.items():
             for test in _tests(name, kind):
                 wanted = f"key = ? AND kind = ? AND {test}"
-                mask |= self._mask_of(table, wanted, some, stop, _storable(key), kind)
+                mask |= self._mask_of(wanted, some, stop, _storable(key), kind)
         return mask
 
-    def _mask_of(
-        self, table: str, wanted: str, values: Sequence[Any], stop: int, *first: Any
-    ) -> Mask:
+    def _mask_of(self, wanted: str, values: Sequence[Any], stop: int, *first: Any) -> Mask:
         """Tell which documents have a row that fulfils a condition."""
         mask = np.zeros(stop, bool)
         # One string of all numbers takes a third of the time of a row for each, and a query of a
@@ -228,20 +223,17 @@ class DocumentTable(Database):
         for schema, end in (("saved", self.saved), ("main", stop)):
             if not end:
                 continue
-            query = f"SELECT group_concat(number) FROM {table.format(schema)} WHERE {wanted}"
+            query = f"SELECT group_concat(number) FROM {schema}.metadata WHERE {wanted}"
             for (found,) in self._in_batches(query, values, *first):
                 numbers = np.fromstring(found or "", np.int64, sep=",")
                 mask[numbers[numbers < min(end, stop)]] = True
         return mask
 
-    def kinds(self) -> dict[str, set[int]]:
-        """Return the keys of metadata, each with the kinds of its values."""
-        found: dict[str, set[int]] = {}
+    def keys(self) -> list[str]:
+        """Return the keys of metadata, and the one of the id, in order."""
         with self.use() as connection:
-            rows = connection.execute("SELECT DISTINCT key, kind FROM metadata WHERE item = 0")
-            for key, kind in rows:
-                found.setdefault(_text(key), set()).add(kind)
-        return found
+            rows = connection.execute("SELECT DISTINCT key FROM metadata WHERE item = 0")
+            return sorted(_text(key) for (key,) in rows)
 
     def _in_batches(self, query: str, values: Sequence[Any], *first: Any) -> list[Any]:
         rows: list[Any] = []

@@ -49,7 +49,7 @@ from rag_demo.stores.documents import SCHEMA, DamagedRowError, DocumentTable
 from rag_demo.stores.words import TextIndex, WordsFolder
 from rag_demo.vectors import Rows, Vectors
 
-VERSION = 3
+VERSION = 4
 PIECE = 1 << 10
 """Rows of vectors, at most, that are written and checked together."""
 TABLES = (
@@ -397,9 +397,7 @@ class SavedIndex:
         """
         self.check()
         words = self.manifest.words(self.folder)
-        if words is None or self.words.end:  # It was compared when it was opened.
-            return
-        if not words.folder.is_dir() or not words.is_whole:
+        if words is not None and not (words.folder.is_dir() and words.is_whole):
             raise DamagedIndexError(  # Its texts and vectors are whole, so do not name --yes.
                 f"'{words.folder}' is damaged (it is missing, or its checksum is wrong); searches "
                 "do without it, and the next rag-demo add or index makes it again"

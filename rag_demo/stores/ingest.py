@@ -257,23 +257,16 @@ def _new_of(batch: list[Document], writer: Any) -> list[Document]:
     """Return the documents to embed, after a change of others of which the text is known."""
     new, changed = [], []
     for document, before in zip(batch, writer.get([each.id for each in batch]), strict=True):
-        if before is None or _embedded(before) != _embedded(document):
-            new.append(document)
-        elif _described(before) != _described(document):
+        titles = [each.metadata.get("title") for each in (before or document, document)]
+        if before is None or before.text != document.text or titles[0] != titles[1]:
+            new.append(document)  # The vectors depend on these.
+        elif before.file != document.file or (
+            json.dumps(before.metadata) != json.dumps(document.metadata)  # 1 and True differ.
+        ):
             changed.append(document)
     if changed:
         writer.upsert(EmbeddedBatch.without_vectors(changed))
     return new
-
-
-def _embedded(document: Document) -> tuple[str, object]:
-    """Return what the vectors of a document depend on."""
-    return document.text, document.metadata.get("title")
-
-
-def _described(document: Document) -> tuple[str | None, str]:
-    """Return the parts that can change without embedding. As text, 1 and True differ."""
-    return document.file, json.dumps(document.metadata)
 
 
 def _batches(documents: Iterable[Document], ids: set[str]) -> Iterator[list[Document]]:

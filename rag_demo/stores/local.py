@@ -88,14 +88,10 @@ class Snapshot(Contents):
     saved: SavedIndex | None = None
     origin: object = field(default_factory=object)
 
-    @classmethod
-    def empty(cls, vectors: VectorRows, language: str) -> Snapshot:
-        """Return a snapshot without documents."""
-        return cls(documents=temporary_documents(), vectors=vectors, words=TextIndex(language))
-
     def emptied(self) -> Snapshot:
         """Return a snapshot without documents, with the same settings."""
-        return self.empty(self.vectors.empty_copy(), self.words.language)
+        vectors, words = self.vectors.empty_copy(), TextIndex(self.words.language)
+        return Snapshot(documents=temporary_documents(), vectors=vectors, words=words)
 
     @classmethod
     def load(cls, vectors: VectorRows, saved: SavedIndex) -> Snapshot:
@@ -199,7 +195,9 @@ class LocalStore:
         self._searching: list[int] = []  # thread ids, one for each running search
         self._has_searched = threading.Condition()
         self._is_closed = False
-        self._snapshot = Snapshot.empty(vectors, language)
+        self._snapshot = Snapshot(
+            documents=temporary_documents(), vectors=vectors, words=TextIndex(language)
+        )
         self._saved: dict[Path, Known] = {}
 
     @property
@@ -255,10 +253,10 @@ class LocalStore:
         with self._search() as snapshot:
             return snapshot.matching(where, after, limit)
 
-    def kinds(self) -> dict[str, set[int]]:
-        """Return the keys of metadata, each with the kinds of its values."""
+    def keys(self) -> list[str]:
+        """Return the keys of metadata, and the one of the id, in order."""
         with self._search() as snapshot:
-            return snapshot.documents.kinds()
+            return snapshot.documents.keys()
 
     def files_in(self, prefix: str) -> list[str]:
         """Return the files whose names begin with a prefix that ends with a separator."""

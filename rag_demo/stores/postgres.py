@@ -41,8 +41,6 @@ from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores.filters import (
     COMPARISONS,
     ID,
-    JSON,
-    TEXT,
     All,
     Condition,
     Filter,
@@ -165,7 +163,7 @@ _KEYS = """
 WITH RECURSIVE found (key, value) AS (SELECT each.* FROM {documents}, jsonb_each(facts) each
 UNION ALL SELECT found.key || '.' || each.key, each.value FROM found,
     jsonb_each(CASE jsonb_typeof(found.value) WHEN 'object' THEN found.value END) each)
-SELECT key, bool_or(jsonb_typeof(value) = 'string') FROM found GROUP BY key
+SELECT DISTINCT key COLLATE "C" FROM found ORDER BY 1
 """
 # BM25 with k1 = 1.2 and b = 0.75. A sum of whole numbers does not depend on their order.
 _WORDS = """
@@ -413,9 +411,9 @@ class PostgresStore(Resource):
         with self._transaction() as (run, _):
             return list(run(query, *values))
 
-    def kinds(self) -> dict[str, set[int]]:
-        """Return the keys of metadata, each with `TEXT` if a value is text, or else `JSON`."""
-        return {key: {TEXT if is_text else JSON} for key, is_text in self._rows(_KEYS)}
+    def keys(self) -> list[str]:
+        """See `rag_demo.stores.documents.DocumentTable.keys`."""
+        return [ID, *self._column(_KEYS)]
 
     def matching(
         self, where: Where | None, after: str | None = None, limit: int | None = None
