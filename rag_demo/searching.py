@@ -14,7 +14,6 @@ import numpy as np
 from rag_demo.errors import InvalidValueError, checked_texts, short_repr
 from rag_demo.reading.document import Document, checked_metadata
 from rag_demo.reading.passages import PASSAGE_CHARS
-from rag_demo.stores.filters import Where
 from rag_demo.vectors import Rows, Vectors
 
 MODES = ("dense", "bm25", "hybrid")
@@ -33,7 +32,7 @@ class SearchRequest(NamedTuple):
     Attributes:
         texts: The queries.
         vectors: Their vectors: shape (b, d), each of length 1; None in the mode "bm25".
-        where: The filter that documents must match.
+        where: The filter that documents must match, a `rag_demo.stores.filters.Where`, or None.
         top_k: How many results at most, of each query.
         mode: "dense", "bm25" or "hybrid"; see `rag_demo.Retriever.search`.
         weights: Of the ranks by vectors and by words in the mode "hybrid".
@@ -41,7 +40,7 @@ class SearchRequest(NamedTuple):
 
     texts: Sequence[str]
     vectors: Vectors | None
-    where: Where | None
+    where: Any
     top_k: int
     mode: str
     weights: tuple[float, float]

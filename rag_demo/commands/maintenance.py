@@ -63,10 +63,12 @@ def info(folder: Path, as_json: bool) -> None:
 @folder_argument
 def verify(folder: Path) -> None:
     """Compare the index in DIR with its checksums."""
+    from rag_demo.stores.index_folder import SavedIndex
+
     _refuse_database(folder, "verify it with pg_amcheck")
-    with contextlib.closing(open_store(folder)) as saved:
+    with contextlib.closing(SavedIndex(folder)) as saved:
         saved.verify()
-        say(f"{folder} is whole: {saved.count} texts")
+        say(f"{folder} is whole: {saved.manifest.count} texts")
 
 
 @click.command()
@@ -133,7 +135,7 @@ def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> 
         deleted = writer.delete(list(known.union(matching)))
         if deleted:
             writer.keep(writer.manifest.source, finished=writer.manifest.finished)
-        remaining = writer.count
+        remaining = writer.manifest.count
     if unknown := set(ids) - known:
         warn(f"not in the index: {', '.join(sorted(unknown))}")
     if where is not None and not matching:

@@ -44,7 +44,6 @@ from rag_demo.stores.index_folder import (
     is_part,
     read_contents,
     read_manifest,
-    reading,
     temporary_documents,
     writing_errors,
 )
@@ -121,15 +120,12 @@ class IndexWriter:
 
     def _read(self) -> None:
         """Read the committed state, if any, and begin a transaction."""
-
-        def read(database: sqlite3.Connection, manifest: Manifest) -> None:
-            self._open(manifest.file_number)
-            self._contents = None
-            self._starts = [row for (row,) in database.execute("SELECT row FROM pieces")]
-            self.manifest = manifest
-
         with contextlib.suppress(MissingIndexError):
-            reading(self.folder, read)
+            self.manifest = read_manifest(self.folder)
+            self._open(self.manifest.file_number)
+            self._contents = None
+            with self.documents.use() as database:
+                self._starts = [row for (row,) in database.execute("SELECT row FROM pieces")]
 
     def _open(self, number: int, identity: int = 0) -> None:
         """Open a database, and begin a transaction; with an identity make its tables."""
@@ -246,11 +242,6 @@ class IndexWriter:
         if files is None:
             return self.documents.ids(np.flatnonzero(alive))
         return self.documents.of_files(files, alive)
-
-    @property
-    def count(self) -> int:
-        """How many documents there are."""
-        return self.contents.count
 
     def check(self) -> None:
         """Check the committed database and vectors; damaged words are made again.

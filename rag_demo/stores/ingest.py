@@ -274,7 +274,13 @@ def _batches(documents: Iterable[Document], ids: set[str]) -> Iterator[list[Docu
     size, chars = _FEWEST, 0
     batch: list[Document] = []
     for document in documents:
-        batch.append(_checked(document, ids))
+        try:
+            batch.append(checked_document(document))
+        except (TypeError, ValueError) as error:
+            raise IndexFileError(f"a document cannot be indexed: {error}") from None
+        if document.id in ids:
+            raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
+        ids.add(document.id)
         chars += len(document.text)
         if len(batch) < size and chars < _MOST_CHARS:
             continue
@@ -288,14 +294,3 @@ def _batches(documents: Iterable[Document], ids: set[str]) -> Iterator[list[Docu
         batch, chars = [], 0
     if batch:
         yield batch
-
-
-def _checked(document: Document, ids: set[str]) -> Document:
-    try:
-        document = checked_document(document)
-    except (TypeError, ValueError) as error:
-        raise IndexFileError(f"a document cannot be indexed: {error}") from None
-    if document.id in ids:
-        raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
-    ids.add(document.id)
-    return document

@@ -269,16 +269,6 @@ class LocalStore:
         assert self._snapshot.saved is not None
         return self._snapshot.saved.manifest
 
-    def verify(self) -> None:
-        """Check the index that was loaded: its database, its vectors and its full text.
-
-        Raises:
-            IndexFileError: Something is damaged.
-        """
-        with self._search() as snapshot:
-            assert snapshot.saved is not None
-            snapshot.saved.verify()
-
     def search(self, request: SearchRequest) -> list[list[SearchResult]]:
         """See `Store`."""
         with self._search() as snapshot:
@@ -392,7 +382,9 @@ class Hit(NamedTuple):
 def search(snapshot: Snapshot, request: SearchRequest) -> list[list[SearchResult]]:
     """Return the answers to each query."""
     queries, vectors = request.texts, request.vectors
-    allowed = snapshot.documents.matching(request.where, snapshot.alive)
+    allowed = snapshot.alive
+    if request.where is not None:
+        allowed = snapshot.documents.matching(request.where, allowed)
     count = int(np.count_nonzero(allowed))
     if not count:
         return [[] for _ in queries]
