@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,17 +74,8 @@ class ModelError(RagDemoError):
     """An embedding model or a reranker cannot be loaded."""
 
 
-# These say that the file is missing or is something else. Other errors, such as too many open
-# files or a missing permission, say nothing about the content.
-_ABOUT_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
-
-
-def damaged(path: Path, reason: object) -> IndexFileError:
-    """Make the error for an index file that is damaged or cannot be read."""
-    if isinstance(reason, OSError) and reason.errno not in _ABOUT_THE_FILE:
-        return UnreadableIndexError(
-            f"'{path}' cannot be read: {reason.strerror}; fix that, and try again"
-        )
+def damaged(path: Path, reason: object) -> DamagedIndexError:
+    """Make the error for an index file that is damaged."""
     return DamagedIndexError(
         f"'{path}' is damaged ({reason}); {HOW_TO_REBUILD} {path.parent} --yes, "
         "and add its other sources again, if there were any"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import rag_demo  # Its names are imported when they are used.
+from rag_demo.encoding.model_identity import ModelIdentity
 
 if TYPE_CHECKING:
     from rag_demo.stores.index_folder import Manifest
@@ -64,12 +66,16 @@ def open_indexes(
 
     Args:
         places: See `as_place`. A database has its own kind of retriever.
-        embedder: The embedding model.
+        embedder: The embedding model, or only the identity of one. Searches then need vectors.
         stack: Closes what was opened, after an error too.
         kind: The retriever of a folder: "torch" or "faiss".
         device: The device of the kind "torch".
         check: See `rag_demo.retriever.LocalRetriever.load`.
     """
+    if isinstance(embedder, ModelIdentity):
+        embedder = SimpleNamespace(
+            identity=embedder, dimension=None, embed_query=None, embed_documents=None
+        )
     opened: list[Any] = []
     for place in places:
         if not isinstance(place, Path):

@@ -55,8 +55,6 @@ class PyTorchGPURetriever(LocalRetriever):
         memory_budget: int | None = None,
         language: str = "english",
     ) -> None:
-        if dtype == "int8":
-            raise ValueError("dtype 'int8' is not supported any more; use 'float16'")
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         check_positive("memory_budget", memory_budget)

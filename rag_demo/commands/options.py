@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -93,10 +92,7 @@ def open_retriever(
     """Open indexes as one retriever, which the stack closes."""
     made_by = load_manifest(places[0]).model
     # A search by words needs no model, only the identity of the one that made the index.
-    known = made_by or ModelIdentity("none")
-    embedder: Any = SimpleNamespace(
-        identity=known, dimension=None, embed_query=None, embed_documents=None
-    )
+    embedder: Any = made_by or ModelIdentity("none")
     if mode != "bm25":
         embedder = stack.enter_context(open_model(model, made_by, device=device))
     return open_indexes(places, embedder, stack, device=device)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,14 +85,12 @@ class Index:
 
     def _open(self) -> Any:
         settings = self._settings
-        # A retriever gets the vectors of documents and queries from the queue.
-        model = SimpleNamespace(
-            identity=self._identity, dimension=None, embed_query=None, embed_documents=None
-        )
         with contextlib.ExitStack() as stack:
             state = self.look()  # Before: the folders may change meanwhile.
             kind, device = settings.retriever, settings.device
-            retriever = open_indexes(settings.index, model, stack, kind, device, check=True)
+            retriever = open_indexes(
+                settings.index, self._identity, stack, kind, device, check=True
+            )
             self.nbytes = 0 if self.is_database else retriever.stats().nbytes
             self.set_state(*state)
             stack.pop_all()

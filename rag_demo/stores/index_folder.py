@@ -172,7 +172,10 @@ def reading(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]
         except FileNotFoundError as error:
             name = str(error.filename)
         except OSError as error:
-            raise damaged(Path(str(error.filename or folder)), error) from None
+            raise UnreadableIndexError(
+                f"'{error.filename or folder}' cannot be read: {error.strerror}; "
+                "fix that, and try again"
+            ) from None
     raise damaged(Path(name), "it is missing")
 
 

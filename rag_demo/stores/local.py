@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -96,13 +96,9 @@ class Snapshot(Contents):
     @classmethod
     def load(cls, vectors: VectorRows, saved: SavedIndex) -> Snapshot:
         """Return the snapshot of a saved index. Its files are read when they are needed."""
-        contents = saved.contents
+        known = {each.name: getattr(saved.contents, each.name) for each in fields(saved.contents)}
         return cls(
-            documents=contents.documents,
-            owners=contents.owners,
-            spans=contents.spans,
-            next_number=contents.next_number,
-            identity=contents.identity,
+            **known,
             vectors=vectors.with_saved_rows(saved),
             words=saved.words,
             saved=saved,

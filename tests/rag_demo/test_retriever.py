@@ -121,11 +121,6 @@ def test_copy_of_another_dtype_keeps_the_float32_vectors(dtype: str) -> None:
         assert nbytes <= retriever.stats().nbytes < 1.2 * nbytes
 
 
-def test_int8_names_what_to_use_instead() -> None:
-    with pytest.raises(ValueError, match="dtype 'int8' is not supported any more; use 'float16'"):
-        OnCpu(LetterModel(), dtype="int8")
-
-
 @pytest.mark.parametrize("model", ["a name", None, EmbeddingModel])
 def test_object_that_cannot_embed_is_refused(model: Any) -> None:
     with pytest.raises(TypeError, match="is not an embedding model"):
