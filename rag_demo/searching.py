@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from rag_demo.errors import InvalidValueError, checked_texts, short_repr
+from rag_demo.errors import InvalidValueError, check_positive, checked_texts, short_repr
 from rag_demo.reading.document import Document, checked_metadata
 from rag_demo.reading.passages import PASSAGE_CHARS
 from rag_demo.vectors import Rows, Vectors
@@ -115,16 +115,14 @@ def check_chunks(size: Any, overlap: Any) -> None:
     """Check the size and the overlap of passages.
 
     Raises:
+        TypeError: The size is not a whole number.
         ValueError: The size is not positive, or the overlap is not smaller than the size.
     """
-    for what, value, least in (("chunk_size", size, 1), ("chunk_overlap", overlap, 0)):
-        is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if value is not None and not (is_number and value >= least):
-            raise ValueError(
-                f"{what} must be a whole number of at least {least}, got {short_repr(value)}"
-            )
-    if overlap >= (size or PASSAGE_CHARS):
-        raise ValueError(f"chunk_overlap must be smaller than chunk_size, got {overlap}")
+    check_positive("chunk_size", size)
+    if type(overlap) is not int or not 0 <= overlap < (size or PASSAGE_CHARS):
+        raise ValueError(
+            f"chunk_overlap must be 0 or more and below chunk_size, got {short_repr(overlap)}"
+        )
 
 
 def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[str]:

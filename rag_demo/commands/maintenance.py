@@ -97,7 +97,7 @@ def list_texts(
     with contextlib.closing(open_store(folder)) as saved:
         names = saved.matching(where, after, limit)
         for start in range(0, len(names), _LISTED_AT_ONCE):
-            for document in saved.get(names[start : start + _LISTED_AT_ONCE]):
+            for document in filter(None, saved.get(names[start : start + _LISTED_AT_ONCE])):
                 text = on_one_line(document.text)[:_LISTED_CHARS]
                 click.echo(_as_json(document) if as_json else f"{on_one_line(document.id)}\t{text}")
     if where is not None and not names:

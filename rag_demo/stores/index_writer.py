@@ -82,19 +82,19 @@ class IndexWriter:
         self._contents: Contents | None = None  # until it is needed
         self._starts: list[int] = []  # of the pieces
         self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
-        self._lock = -1
-        self._is_ours = False  # Nothing is removed before.
+        self._closing = contextlib.ExitStack()
         self.documents = temporary_documents()  # until a database is opened
         try:
             with writing_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(errno.EACCES, "it is read-only")
-                # First the attribute, then the lock: an interrupt between them leaves no lock.
-                self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                # First this, then the lock: an interrupt between them leaves no lock.
+                self._closing.callback(os.close, descriptor)
                 try:
                     # A killed process loses the lock.
-                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise WriterBusyError(
                         f"another process is writing into '{folder}'; "
@@ -107,7 +107,7 @@ class IndexWriter:
                         f"'{folder}' holds {foreign[0]!r} and is not an index; "
                         "name a new or an empty folder"
                     )
-                self._is_ours = True
+                self._closing.callback(self._clean_up)
                 try:
                     self._read()
                     self._remove_unnamed(self.manifest)
@@ -115,17 +115,17 @@ class IndexWriter:
                     if not start_over:
                         raise
         except BaseException:  # After an interrupt too, nothing else closes this.
-            self.__exit__()
+            self._closing.close()
             raise
 
     def _read(self) -> None:
         """Read the committed state, if any, and begin a transaction."""
         with contextlib.suppress(MissingIndexError):
-            self.manifest = read_manifest(self.folder)
-            self._open(self.manifest.file_number)
-            self._contents = None
+            manifest = read_manifest(self.folder)
+            self._open(manifest.file_number)
             with self.documents.use() as database:
                 self._starts = [row for (row,) in database.execute("SELECT row FROM pieces")]
+            self.manifest, self._contents = manifest, None
 
     def _open(self, number: int, identity: int = 0) -> None:
         """Open a database, and begin a transaction; with an identity make its tables."""
@@ -330,24 +330,22 @@ class IndexWriter:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        try:
-            self.documents.close()
-            if self._is_ours:
-                with contextlib.suppress(OSError, IndexFileError):  # The next writer tries again.
-                    committed = None
-                    with contextlib.suppress(MissingIndexError):
-                        committed = read_manifest(self.folder)
-                    self._remove_unnamed(committed)
-                    if committed is None:
-                        for folder in self._made_folders:
-                            folder.rmdir()
-        finally:
-            lock, self._lock = self._lock, -1
-            if lock >= 0:
-                os.close(lock)
+        self._closing.close()
+
+    def _clean_up(self) -> None:
+        """Undo what was not committed, while the lock is held."""
+        self.documents.close()
+        with contextlib.suppress(OSError, IndexFileError):  # The next writer tries again.
+            committed = None
+            with contextlib.suppress(MissingIndexError):
+                committed = read_manifest(self.folder)
+            self._remove_unnamed(committed)
+            if committed is None:
+                for folder in self._made_folders:
+                    folder.rmdir()
 
     def _remove_unnamed(self, committed: Manifest | None) -> None:
-        """Remove what the committed state does not name, while the lock is held."""
+        """Remove what the committed state does not name."""
         for path in list(self.folder.iterdir()):
             if not is_part(path.name) or (committed is not None and committed.names(path.name)):
                 continue
