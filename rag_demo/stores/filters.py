@@ -173,14 +173,12 @@ def _conditions(key: str, wanted: Any) -> list[Filter]:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Turn scalars of numpy and dates into JSON values; refuse everything else."""
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(key, each) for each in value]
-    if isinstance(value, Mapping):
-        return {name: _plain(key, each) for name, each in value.items()}
-    if value is None or isinstance(value, (str, int, float)):
-        return value
+    """Turn sets, scalars of numpy and dates into JSON values; refuse everything else."""
+
+    def plain(other: Any) -> Any:
+        return list(other) if isinstance(other, (set, frozenset)) else plain_scalar(other)
+
     try:
-        return plain_scalar(value)
-    except TypeError as error:
+        return json.loads(json.dumps(value, default=plain))
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"where compares {short_repr(key)} with a wrong value: {error}") from None
