@@ -8,16 +8,13 @@ a folder.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rag_demo.encoding.embedder import BasicEmbedder, as_embedder, check_embedding_model
-from rag_demo.encoding.model_identity import refuse_other_vectors
 from rag_demo.errors import checked_texts, short_repr
 from rag_demo.reading.document import Document
 from rag_demo.searching import (
@@ -32,7 +29,7 @@ from rag_demo.searching import (
 from rag_demo.stores.filters import Where, parse_filter
 from rag_demo.stores.ingest import embed
 from rag_demo.stores.local import LocalStore
-from rag_demo.stores.store import EmbeddedBatch, Store, arrow
+from rag_demo.stores.store import EmbeddedBatch, Store
 from rag_demo.vectors import normalized
 from torch_utils import Resource, closes_on_error
 
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BasicEmbedder", "LocalRetriever", "Retriever", "SearchResult", "embed"]
 
-_IMPORTED_AT_ONCE = 1 << 11  # documents of a Parquet file
 _RERANKED = 5  # times as many results are reranked as are wanted
 
 
@@ -366,59 +362,3 @@ class LocalRetriever(Retriever):
         self.ensure_open()
         identity = as_embedder(self.embedding_model).identity
         return self.store.load(Path(path), identity, check=check)
-
-    def export_parquet(self, path: str | Path) -> int:
-        """Write all documents and their vectors into a Parquet file.
-
-        The file has one row for each document; see `EmbeddedBatch.to_arrow`.
-
-        Returns:
-            How many documents there are.
-
-        Raises:
-            RagDemoError: pyarrow is not installed.
-            ValueError: A text contains lone surrogates, which Parquet cannot store.
-            OSError: The file cannot be written. An earlier one stays.
-        """
-        self.ensure_open()
-        arrow()
-        from pyarrow import parquet
-
-        tables = (batch.to_arrow() for batch in self.store.batches())
-        first = next(tables, None) or EmbeddedBatch.without_vectors([]).to_arrow()
-        count, part = 0, Path(f"{os.fspath(path)}.part")
-        try:
-            with parquet.ParquetWriter(part, first.schema) as writer:
-                for table in chain([first], tables):
-                    writer.write_table(table)
-                    count += table.num_rows
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-        return count
-
-    def import_parquet(self, path: str | Path) -> int:
-        """Add the documents of a file that `export_parquet` wrote, without embedding them.
-
-        Returns:
-            How many documents the file has.
-
-        Raises:
-            RagDemoError: pyarrow is not installed.
-            ModelMismatchError: Another model made the vectors.
-            ValueError: The file lacks a column.
-        """
-        self.ensure_open()
-        pyarrow = arrow()
-        from pyarrow import parquet
-
-        count = 0
-        with parquet.ParquetFile(path) as file:
-            for part in file.iter_batches(_IMPORTED_AT_ONCE):
-                table = pyarrow.Table.from_batches([part], file.schema_arrow)
-                batch = EmbeddedBatch.from_arrow(table)
-                known = as_embedder(self.embedding_model).known_identity
-                refuse_other_vectors(batch.identity, known)
-                self.store.upsert(batch)
-                count += len(batch.documents)
-        return count

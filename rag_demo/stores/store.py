@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import required
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats
 from rag_demo.stores.filters import Where
 from rag_demo.vectors import Rows, Vectors
-
-_COLUMNS = ("id", "text", "metadata", "file", "spans", "vectors")
 
 
 @dataclass(frozen=True)
@@ -53,63 +49,6 @@ class EmbeddedBatch:
         """Whether each document has a vector: shape (len(documents),), bool."""
         return np.bincount(self.owners, minlength=len(self.documents)) > 0
 
-    def to_arrow(self) -> Any:
-        """Return a `pyarrow.Table` with one row for each document.
-
-        The columns are ``id``, ``text``, ``metadata`` (JSON), ``file``, ``spans`` and ``vectors``,
-        two lists of equal length. The schema's metadata have the identity.
-
-        Raises:
-            RagDemoError: pyarrow is not installed.
-            ValueError: A text contains lone surrogates, which Arrow cannot store.
-        """
-        pa = arrow()
-        order = np.argsort(self.owners, kind="stable")
-        counts = np.bincount(self.owners, minlength=len(self.documents))
-        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
-        dimension = self.vectors.shape[1]
-        parts = [(self.spans[order], 2), (self.vectors[order], dimension)]
-        spans, vectors = (
-            pa.ListArray.from_arrays(
-                offsets, pa.FixedSizeListArray.from_arrays(pa.array(part.ravel()), width)
-            )
-            for part, width in parts
-        )
-        ids, texts, metadata, files = list(zip(*self.documents, strict=True)) or [()] * 4
-        strings = [ids, texts, map(json.dumps, metadata), files]
-        columns = [*(pa.array(each, pa.string()) for each in strings), spans, vectors]
-        identity = None if self.identity is None else asdict(self.identity)
-        table = pa.Table.from_arrays(columns, names=list(_COLUMNS))
-        return table.replace_schema_metadata({"identity": json.dumps(identity)})
-
-    @classmethod
-    def from_arrow(cls, table: Any) -> EmbeddedBatch:
-        """Return the batch of a table that `to_arrow` made.
-
-        Raises:
-            ValueError: The table lacks a column.
-        """
-        missing = set(_COLUMNS) - set(table.column_names)
-        if missing:
-            raise ValueError(f"the table has no column {', '.join(sorted(missing))}")
-        columns = {name: table.column(name).combine_chunks() for name in _COLUMNS}
-        documents = [
-            Document(name, text, json.loads(metadata), file)
-            for name, text, metadata, file in zip(
-                *(columns[name].to_pylist() for name in _COLUMNS[:4]), strict=True
-            )
-        ]
-        owners = np.repeat(np.arange(len(documents)), columns["spans"].value_lengths().to_numpy())
-        spans, vectors = (columns[name].flatten() for name in _COLUMNS[4:])
-        identity = json.loads((table.schema.metadata or {}).get(b"identity", b"null"))
-        return cls(
-            documents,
-            owners,
-            spans.flatten().to_numpy().astype(np.int32).reshape(-1, 2),
-            vectors.flatten().to_numpy().astype(np.float32).reshape(-1, vectors.type.list_size),
-            None if identity is None else ModelIdentity(**identity),
-        )
-
 
 def unused_ids(
     taken: Callable[[Sequence[str]], Collection[str]], number: int, count: int
@@ -122,18 +61,6 @@ def unused_ids(
         used = taken(tried)
         ids += [name for name in tried if name not in used]
     return ids
-
-
-def arrow() -> Any:
-    """Return the package pyarrow.
-
-    Raises:
-        RagDemoError: It is not installed.
-    """
-    with required("Parquet", extra="arrow"):
-        import pyarrow
-
-        return pyarrow
 
 
 class Store(Protocol):
