@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rag_demo.encoding.encoder import CHARS_PER_TOKEN, Kind, limits_of
+from rag_demo.encoding.encoder import Kind, limits_of, readable
 
 _SUPPORTED: dict[str, tuple[object, ...]] = {
     "model_type": ("bert",),
@@ -34,7 +34,6 @@ class UnsupportedModelError(Exception):
     """`BertEncoder` cannot run the model; sentence-transformers can."""
 
 
-_LONG_CHARS = 20_000
 _EVEN_ROWS = 16  # oneDNN compiles and keeps code for each number of rows: these multiples only.
 _FREED_BYTES = 31 << 20
 _CHEAPER = 6  # Padding costs less than tokens, because only attention covers it.
@@ -102,13 +101,7 @@ class BertEncoder(nn.Module):
         ]
 
     def _prompted(self, texts: Sequence[str], kind: Kind) -> list[str]:
-        most, prompted = self.max_tokens, [self._prompts[kind] + text for text in texts]
-        return [  # Of long texts, as much as so many tokens can cover; a word has at least one.
-            text
-            if len(text) <= _LONG_CHARS
-            else " ".join(text.split(None, most)[:most])[: most * CHARS_PER_TOKEN]
-            for text in prompted
-        ]
+        return readable([self._prompts[kind] + text for text in texts], self.max_tokens)
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> list[tuple[int, Any]]:
         """Return the number of tokens of each text, cut off at the limit, and their ids."""

@@ -19,7 +19,7 @@ from rag_demo.vectors import Vectors
 from torch_utils import ReleasedError, find_batch_size
 
 Kind = Literal["query", "document"]
-CHARS_PER_TOKEN = 512  # at most, in any ordinary text
+_CHARS_PER_TOKEN = 512  # at most, in any ordinary text
 _BYTES_PER_TOKEN = 4  # about
 _PART_CHARS, _LEAST_CHARS = 1 << 19, 128  # Up to 4,096 texts are prepared at once.
 _MOST_TOKENS = 1 << 30  # A larger limit stands for none.
@@ -51,6 +51,12 @@ _WITHOUT_ATTENTION = Limits(1 << 16, 1 << 16, 1)  # Padding costs nothing.
 def limits_of(device: str) -> Limits:
     """Return the limits of a device's kind."""
     return LIMITS.get(device.partition(":")[0], _OTHER_DEVICE)
+
+
+def readable(texts: Sequence[str], max_tokens: int | None) -> list[str]:
+    """Cut off characters that no model of so many tokens reads, so that they are not tokenised."""
+    most = None if max_tokens is None else _CHARS_PER_TOKEN * max_tokens
+    return [text[:most] for text in texts]
 
 
 def is_bfloat16_faster(device: str) -> bool:
@@ -255,7 +261,7 @@ class SentenceTransformersEncoder:
         One thread at a time may call it, and not during `launch`.
         """
         prompt, tokenizer = self.model.prompts.get(kind) or "", self.model.tokenizer
-        texts = [prompt + text for text in self._readable(texts)]
+        texts = readable([prompt + text for text in texts], self.max_tokens)
         if not texts:
             return []
         if hasattr(tokenizer, "encode_batch"):  # of a model without attention
@@ -270,12 +276,7 @@ class SentenceTransformersEncoder:
         most = self.max_tokens or _MOST_TOKENS
         sizes = (len(text.encode()) for text in texts)
         lengths = (min(2 + size // _BYTES_PER_TOKEN, most) for size in sizes)
-        return list(zip(lengths, self._readable(texts), strict=True))
-
-    def _readable(self, texts: Sequence[str]) -> list[str]:
-        """Cut off characters that the model cannot read, so that they are not tokenised."""
-        most = None if self.max_tokens is None else CHARS_PER_TOKEN * self.max_tokens
-        return [text[:most] for text in texts]
+        return list(zip(lengths, readable(texts, self.max_tokens), strict=True))
 
     def launch(self, inputs: Sequence[str], kind: Kind) -> Any:
         """Embed texts."""
