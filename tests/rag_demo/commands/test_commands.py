@@ -306,6 +306,7 @@ def test_part_of_a_source_is_not_another_source(source: Path, index: Path, tmp_p
 
 
 def test_snapshot_needs_two_folders(index: Path, tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
     url = "postgresql://me:secret@localhost/db"
     for arguments in ((url, "--to", tmp_path / "snapshots"), (index, "--to", url)):
         said = fail("snapshot", *arguments)

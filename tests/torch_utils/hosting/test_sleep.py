@@ -146,6 +146,8 @@ SHARES: dict[str, Callable[[Any], Any]] = {  # what else refers to a weight
 
 @pytest.mark.parametrize("share", SHARES)
 def test_what_others_use_stays_where_it_is(share: str) -> None:
+    if share == "gradient" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        pytest.skip("C++ does not count as a user of the object")
     net = Net()
     net(torch.ones(2, 20)).backward()
     optimizer = torch.optim.SGD(net.parameters())
@@ -195,7 +197,7 @@ STUBBORN: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*")
 @pytest.mark.parametrize("kind", STUBBORN)
 def test_model_that_cannot_move_is_refused_and_unloads(
     kind: str, caplog: pytest.LogCaptureFixture
@@ -423,8 +425,9 @@ def test_pool_makes_room_when_memory_runs_out(run_out_of_memory: Fail) -> None:
 # Programs
 
 PROGRAM = """
-import os, signal, sys, threading, time, torch
+import os, signal, sys, threading, time, torch, warnings
 from torch_utils import ModelHost, exit_on_signals
+warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
 from torch_utils.hosting import sleep
 sleep.STAYING.discard("cpu")
 exit_on_signals()

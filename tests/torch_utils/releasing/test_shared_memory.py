@@ -8,7 +8,8 @@ from __future__ import annotations
 from tests.support.programs import assert_clean, run_forked
 
 PRELUDE = """
-import threading, time
+import threading, time, warnings
+warnings.filterwarnings("ignore", "Deallocating Tensor")  # torch 2.4
 import torch
 from torch_utils import release
 
