@@ -93,7 +93,7 @@ class Device:
 
     def run(self, source: str, *, env: dict[str, str] | None = None) -> programs.Result:
         """Run a program in which ``device`` is defined; torch may be imported already."""
-        raise NotImplementedError
+        return programs.run(self.source(source), env=env)
 
     def source(self, program: str) -> str:
         """Return a program with the lines that define ``device``."""
@@ -258,9 +258,6 @@ class Cuda(Device):
 
     def process_group(self) -> str:
         return "nccl"
-
-    def run(self, source: str, *, env: dict[str, str] | None = None) -> programs.Result:
-        return programs.run(self.source(source), env=env)
 
     def noise(self) -> set[str]:
         return noise_of_cuda()

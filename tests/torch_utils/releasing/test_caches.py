@@ -1,11 +1,9 @@
 """Each cache is cleared where it is in use, and nothing else is touched.
 
-No GPU is needed: the programs replace the functions of torch that would reach one.
+No GPU is needed: the program replaces the functions of torch that would reach one.
 """
 
 from __future__ import annotations
-
-import textwrap
 
 import pytest
 
@@ -46,66 +44,60 @@ def clear():
     return log
 """
 
-PROGRAMS = {
-    "all of them on a device": """
-        assert clear() == ALL, log
-        log.clear()
-        release([])
-        assert log == [], "the control: only a thorough release does"
-    """,
-    "only caches of devices on which memory was freed": """
-        torch._C._cuda_hasPrimaryContext = lambda index: True
-        torch.cuda.memory_stats = lambda *arguments: {}
-        torch.cuda.mem_get_info = lambda *arguments: (0, 0)
-        torch.cuda.empty_cache = note("emptied")
-        release(torch.ones(1_000_000))
-        assert "emptied" not in log, log
-        release([], collect="full", empty_cache=False)
-        assert "emptied" not in log, log
-        release([], collect="full")
-        assert log.count("emptied") == 1, "the control: one call empties the caches of all devices"
-    """,
-    "nothing during a capture": """
-        torch._C._cuda_hasPrimaryContext = lambda index: index == 1
-        torch.cuda.memory_stats = lambda *arguments: {}
-        torch.cuda.mem_get_info = lambda *arguments: (0, 0)
-        torch.cuda.empty_cache = note("emptied")
-        torch.cuda.is_current_stream_capturing = lambda: log[-1] == "enter 1"
-        assert set(clear()) == {"enter 1"}, log
-        torch.cuda.is_current_stream_capturing = lambda: False
-        assert {*ALL, "emptied"} <= {*clear()}, log
-    """,
-    "workspaces stay beside a CUDA graph": """
-        # A graph replays with the workspace it was captured with, and nothing else keeps that.
-        class Own(CUDAGraph):
-            pass
-        for kind in (CUDAGraph, Own):
-            graph = kind()
-            assert clear() == ALL[1:], log
-            del graph
-        assert clear() == ALL
-    """,
-    "frozen cycles are collected": """
-        from torch.multiprocessing.reductions import StorageWeakRef
-        class Holder:
-            pass
-        holder = Holder()
-        holder.me, holder.tensor = holder, torch.ones(1000)
-        storage = StorageWeakRef(holder.tensor.untyped_storage())
-        gc.freeze()
-        del holder
-        frozen = gc.get_freeze_count()
-        release([], collect="full")
-        assert not storage.expired(), "the control"
-        clear()
-        assert storage.expired()
-        assert gc.get_freeze_count() > 0.9 * frozen
-    """,
-}
+SECTIONS = """
+# All of them on a device, and by a thorough release only.
+assert clear() == ALL, log
+log.clear()
+release([])
+assert log == [], "the control"
+
+# Workspaces stay beside a CUDA graph, which replays with the one that it was captured with.
+class Own(CUDAGraph):
+    pass
+for kind in (CUDAGraph, Own):
+    graph = kind()
+    assert clear() == ALL[1:], log
+    del graph
+assert clear() == ALL
+
+# Frozen cycles are collected.
+from torch.multiprocessing.reductions import StorageWeakRef
+class Holder:
+    pass
+holder = Holder()
+holder.me, holder.tensor = holder, torch.ones(1000)
+storage = StorageWeakRef(holder.tensor.untyped_storage())
+gc.freeze()
+del holder
+frozen = gc.get_freeze_count()
+release([], collect="full")
+assert not storage.expired(), "the control"
+clear()
+assert storage.expired()
+assert gc.get_freeze_count() > 0.9 * frozen
+gc.unfreeze()
+
+# Only caches of devices on which memory was freed.
+torch._C._cuda_hasPrimaryContext = lambda index: True
+torch.cuda.memory_stats = lambda *arguments: {}
+torch.cuda.mem_get_info = lambda *arguments: (0, 0)
+torch.cuda.empty_cache = note("emptied")
+log.clear()
+release(torch.ones(1_000_000))
+release([], collect="full", empty_cache=False)
+assert "emptied" not in log, log
+release([], collect="full")
+assert log.count("emptied") == 1, "one call empties the caches of all devices"
+
+# Nothing during a capture.
+torch._C._cuda_hasPrimaryContext = lambda index: index == 1
+torch.cuda.is_current_stream_capturing = lambda: log[-1] == "enter 1"
+assert set(clear()) == {"enter 1"}, log
+torch.cuda.is_current_stream_capturing = lambda: False
+assert {*ALL, "emptied"} <= {*clear()}, log
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_only_caches_in_use_are_cleared(name: str) -> None:
-    program = PRELUDE + textwrap.dedent(PROGRAMS[name])
-    assert_clean(run_forked(program, quick_end=True))
+def test_only_caches_in_use_are_cleared() -> None:
+    assert_clean(run_forked(PRELUDE + SECTIONS, quick_end=True))

@@ -20,6 +20,8 @@ from torch_utils import ReleasedError, Resource, release
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 
 Log = list[tuple[str, str, int]]
+LOCALS: list[Any] = []
+"""The storages of local variables of calls that have failed."""
 
 
 class Part(nn.Linear):
@@ -34,6 +36,8 @@ class Part(nn.Linear):
     def close(self) -> None:
         self.log.append((self.name, "close", self.weight.numel()))
         if self.fail is not None:
+            local = torch.ones(10)
+            LOCALS.extend(weak(local))
             raise self.fail
 
     def __del__(self) -> None:
@@ -96,7 +100,7 @@ def test_errors_of_close_are_reported_without_their_frames(
     else:
         with pytest.raises(error, match="no"):
             release(model, tensor)
-    assert gone(storages)
+    assert gone([*storages, *LOCALS])
     assert tensor.numel() == 0
     assert [name for name, _, _ in log] == ["bad", "bad", "good", "good"]
     assert [r.getMessage() for r in caplog.records] == [
