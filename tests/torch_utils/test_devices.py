@@ -52,18 +52,6 @@ def test_empty_cache_does_nothing_during_a_capture(fake: Any) -> None:
     assert fake.visited == ["enter 0", "exit 0"]
 
 
-def test_checks_do_not_initialise_cuda(fake: Any) -> None:
-    def forbidden(*args: object) -> None:
-        raise AssertionError("this would create a context")
-
-    fake.cuda.is_initialized = lambda: False
-    for name in ("empty_cache", "device", "mem_get_info", "memory_reserved", "current_device"):
-        setattr(fake.cuda, name, forbidden)
-    assert safe_cuda_empty_cache() is False
-    assert memory_snapshot().devices == {}
-    assert get_device_info()["current_device"] is None
-
-
 @pytest.mark.parametrize("variable", [None, "0", "1"])
 def test_cuda_is_unavailable_in_forked_child_after_use(
     monkeypatch: pytest.MonkeyPatch, variable: str | None

@@ -42,7 +42,7 @@ torch.cuda.is_initialized = lambda: False
 for name in ("empty_cache", "device", "mem_get_info", "memory_reserved", "current_device"):
     setattr(torch.cuda, name, forbidden)
 
-from torch_utils import get_device_info, is_cuda_available, memory_snapshot
+from torch_utils import *
 """
 
 CHECKS = """
@@ -54,6 +54,7 @@ assert info["memory"] == {
 }, info
 assert memory_snapshot().devices["cuda:1"].free_bytes == 600
 assert is_cuda_available()
+assert safe_cuda_empty_cache() is False
 """
 TROUBLE = """
 Nvml.failing = (0,)
