@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 SUPPORT = Path(__file__).resolve().parent
 # A test file that is run as a program imports its neighbours.
 IMPORT_PATH = str(SUPPORT.parents[1])
@@ -72,6 +70,8 @@ class Zygotes:
     def _zygote(self) -> subprocess.Popen[bytes]:
         if self._started is None:
             if importlib.util.find_spec("torch") is None:
+                import pytest  # Programs that import this module do not need it.
+
                 pytest.skip("torch is not installed")
             self._started = subprocess.Popen(
                 [sys.executable, str(SUPPORT / "zygote.py")],

@@ -14,8 +14,9 @@ from tests.support.programs import IMPORT_PATH
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 
 ENDINGS = """
-import os, sys, time
+import os, sys
 import ray
+from tests.support.waiting import is_there, wait_for
 from torch_utils import Resource
 
 FOLDER = sys.argv[1]
@@ -36,13 +37,6 @@ class Model(Resource):
         with open(os.path.join(FOLDER, self.name), "a") as file:
             file.write("released\\n")
 
-def ended(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
 def lost(method):
     try:
         ray.get(method.remote())
@@ -60,13 +54,12 @@ for name in ("terminated", "left", "dropped", "killed", "shut down"):
         lost(model.leave)
     elif name == "killed":
         ray.kill(model)
-        while not ended(pid):  # Without a handle it would end by itself, and release the model.
-            time.sleep(0.05)
+        # Without a handle it would end by itself, and release the model.
+        wait_for(lambda: not is_there(pid))
     if name == "shut down":
         ray.shutdown()
     del model
-    while not ended(pid):
-        time.sleep(0.05)
+    wait_for(lambda: not is_there(pid))
 """
 
 
