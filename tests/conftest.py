@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def turn(item: pytest.Item) -> int:
         if item.get_closest_marker("xdist_group"):
             return 1
-        return 0 if item.path.parent.name in ("releasing", "gpu") else 2
+        return 0 if item.path.parent.name == "releasing" else 2
 
     items.sort(key=turn)
 

@@ -8,8 +8,10 @@ The folder in ``RESULTS`` receives ``tests.json``, with the description of the m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,15 +60,18 @@ def run_tests(
             ["-m", f"{marks} and alone"],
             ["-m", f"{marks} and not alone", *beside],
         ):
+            process = subprocess.Popen(
+                [*pytest, *options], cwd=ROOT, env=variables, start_new_session=True
+            )
             try:
-                left_s = max(1.0, end - time.monotonic())
-                done = subprocess.run(
-                    [*pytest, *options], cwd=ROOT, env=variables, timeout=left_s, check=False
-                )
-                code |= int(done.returncode != 0)
+                code |= int(process.wait(max(1.0, end - time.monotonic())) != 0)
             except subprocess.TimeoutExpired:
                 print("there was no time for the other tests", flush=True)
                 code = 1
+            finally:  # What remains would keep the device.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         entries = list(map(json.loads, journal.read_text(encoding="utf-8").splitlines()))
     return {"exit_code": code, "tests": {entry.pop("test"): entry for entry in entries}}
 

@@ -13,8 +13,7 @@ import sys
 KIND = os.environ["HAZARD_SUBJECT"]
 LOG = os.environ["HAZARD_LOG"]
 _count = 0
-_numbers_of_scopes: dict[int, int] = {}
-_ended_scopes: list[int] = []
+_open_scopes: set[int] = set()
 
 # OpenMP's threads in torch, and the one in which a host waits for its model's keep_alive.
 if KIND in ("retriever", "host") and sys.version_info >= (3, 12):
@@ -63,7 +62,7 @@ def is_alive(subject) -> bool:
     if KIND == "naive":
         return subject.payload is not None
     if KIND == "scope":
-        return _numbers_of_scopes[id(subject)] not in _ended_scopes
+        return id(subject) in _open_scopes
     return not subject.closed
 
 
@@ -88,9 +87,9 @@ def _scope(action):
     scope = SafePyTorchCleanup().__enter__()
     if action is not None:
         scope.callback(action)
-    number = _numbers_of_scopes[id(scope)] = _next()
-    scope.callback(log, "released", number)
-    scope.callback(_ended_scopes.append, number)
+    scope.callback(log, "released", _next())
+    _open_scopes.add(id(scope))
+    scope.callback(_open_scopes.discard, id(scope))
     return scope
 
 
