@@ -204,7 +204,7 @@ def test_user_who_may_not_write_reads_beside_a_writer(tmp_path: Path) -> None:
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("listing", range(1, 5))
+@pytest.mark.parametrize("listing", range(1, 6))
 def test_writer_that_ends_removes_nothing_of_the_next_one(
     listing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
