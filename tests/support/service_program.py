@@ -1,6 +1,6 @@
 """The server as a program, with a small model that can fail and hang.
 
-    python service_program.py INDEX [faiss|torch [SETTING=VALUE | LIMIT=VALUE...]]
+    python service_program.py INDEX [SETTING=VALUE | LIMIT=VALUE...]
 
 It prints its port. While there is a file BROKEN beside the index, the model cannot be loaded; while
 there is a file HANGING, a load never ends. The query "held up" is answered after a line on standard
@@ -10,7 +10,6 @@ input, the query "hang" never. Only this module of the tests starts the server.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import logging
 import os
@@ -64,15 +63,12 @@ class Service:
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str]:
         """Send a request over a new connection; return the status and the body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        try:
-            method = method or ("GET" if body is None else "POST")
-            headers = {"content-type": "application/json"}
-            connection.request(method, path, body and json.dumps(body), headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
+        import httpx  # Here, because the program does not need it.
+
+        url = f"http://127.0.0.1:{self.port}{path}"
+        method = method or ("GET" if body is None else "POST")
+        answer = httpx.request(method, url, json=body, timeout=120)
+        return answer.status_code, answer.text
 
     def ask_json(self, path: str, body: Any = None, method: str | None = None) -> Any:
         """Send a request that must succeed; return its JSON."""
@@ -108,17 +104,16 @@ def service(
     index: Path,
     *limits: str,
     under: tuple[str, ...] = (),
-    retriever: str = "faiss",
-    **options: Any,
+    env: dict[str, str] | None = None,
 ) -> Iterator[Service]:
     """Start a service; kill it at the end of the block if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, *under, __file__, str(index), retriever, *limits],
-        **{
-            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
-            "text": True,
-            **options,
-        },
+        [sys.executable, *under, __file__, str(index), *limits],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
     )
     started = Service(process)
     try:
@@ -145,8 +140,7 @@ def main() -> int:
     from torch_utils import Resource, exit_on_signals
 
     index = Path(sys.argv[1])
-    retriever: Any = sys.argv[2] if len(sys.argv) > 2 else "faiss"
-    options: Any = dict(each.split("=") for each in sys.argv[3:])
+    options: Any = dict(each.split("=") for each in sys.argv[2:])
     names = [name for name in options if name not in Settings.model_fields]
     limits = Limits(**{name: int(options.pop(name)) for name in names})
 
@@ -184,7 +178,7 @@ def main() -> int:
     exit_on_signals()
     logging.getLogger("rag_demo").addHandler(logging.StreamHandler())  # As the commands do.
     configure_logging("json", os.environ.get("LEVEL", "WARNING"))
-    settings = Settings.read(**{"index": index, "retriever": retriever, "port": 0, **options})
+    settings = Settings.read(index=index, port=0, **options)
     listener = bind(settings)
     print(listener.getsockname()[1], flush=True)
     try:
