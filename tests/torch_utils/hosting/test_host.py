@@ -247,47 +247,29 @@ def test_model_is_never_unloaded_while_it_is_leased() -> None:
     assert all(stub.closed == 1 for stub in Stub.made)
 
 
-def test_unload_names_leases_and_reports_freed_bytes() -> None:
-    host = ModelHost(Stub, name="stub")
-    assert host.status().name == "stub"
-    assert isinstance(host.unload(), CleanupReport)
-    with host.lease():
-        where = rf"{Path(__file__).name}:\d+ in test_unload_names"
-        with pytest.raises(ModelInUseError, match=where):
-            host.unload()
-        assert host.status().leases == 1
-    assert host.load() is False
-    host.unload()
-    assert host.load() is True
-    host.close()
-
-
 def test_further_leases_wait_for_the_end_of_one() -> None:
     """Those of threads and of coroutines, at most for their timeout_s."""
     together, most = [], []
 
-    def work(model: Stub) -> int:
-        together.append(1)
+    def work(model: Stub) -> None:
+        together.append(model.use())
         most.append(len(together))
         time.sleep(0.001)
         together.pop()
-        return model.use()
 
     def lend() -> None:
         with host.lease(timeout_s=60) as model:
             work(model)
 
-    async def coroutines() -> None:
-        assert await asyncio.gather(*[host.call(work, timeout_s=60) for _ in range(8)]) == [1] * 8
+    with ModelHost(Stub, max_leases=2) as host:
+        call = partial(run, partial(host.call, work, timeout_s=60))
+        assert errors_in_threads(*[lend, call] * 8) == []
+        assert (max(most), len(most), host.status().leases) == (2, 16, 0)
         with host.lease(), host.lease():
             with pytest.raises(TimeoutError, match=r"still leased after 0\.01 s"):
-                await host.alease(timeout_s=0.01).__aenter__()
-
-    with ModelHost(Stub, max_leases=2) as host:
-        assert errors_in_threads(*[lend] * 8) == []
-        run(coroutines)
-        assert max(most) == 2
-        assert host.status().leases == 0
+                host.lease(timeout_s=0.01).__enter__()
+            with pytest.raises(TimeoutError, match=r"still leased after 0\.01 s"):
+                asyncio.run(host.call(work, timeout_s=0.01))
 
 
 def test_cancelled_call_keeps_the_model_until_its_function_returns() -> None:
@@ -369,13 +351,17 @@ def test_idle_model_is_unloaded_and_next_lease_loads_it(value) -> None:
 # Closing
 
 
-def test_close_names_open_leases_at_the_deadline() -> None:
-    """It does not wait for a lease of the closing thread."""
-    host = ModelHost(Stub)
+def test_unload_and_close_name_open_leases() -> None:
+    """They do not wait for a lease of their own thread."""
+    host = ModelHost(Stub, name="stub")
+    assert isinstance(host.unload(), CleanupReport)
+    assert host.load() and not host.load()
     with host.lease() as model:
-        with pytest.raises(ModelInUseError, match="in test_close_names"):
-            host.close()
-        assert model.use()
+        for end in (host.unload, host.close):
+            where = rf"stub has 1 open lease: taken at .*{Path(__file__).name}:\d+ in test_unload"
+            with pytest.raises(ModelInUseError, match=where):
+                end()
+        assert host.status().leases == 1
         with pytest.raises(ResourceClosedError):
             host.lease().__enter__()
     wait_for(lambda: host.status().state == "closed")
@@ -536,17 +522,21 @@ def test_interrupted_load_raises_only_in_its_thread() -> None:
     host.close()
 
 
-ASKS = {"lease": lend, "load": ModelHost.load, "unload": ModelHost.unload, "close": ModelHost.close}
-
-
-async def alease(host: ModelHost[Stub]) -> None:
+async def alend(host: ModelHost[Stub]) -> None:
     async with host.alease():
         pass
 
 
-@pytest.mark.parametrize(
-    "ask", [*ASKS.values(), lambda host: asyncio.run(alease(host))], ids=[*ASKS, "alease"]
-)
+ASKS: dict[str, Callable[[Any], object]] = {
+    "lease": lend,
+    "alease": lambda host: asyncio.run(alend(host)),
+    "load": ModelHost.load,
+    "unload": ModelHost.unload,
+    "close": ModelHost.close,
+}
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
 def test_load_and_close_refuse_to_wait_for_themselves(ask: Callable[[Any], object]) -> None:
     host: ModelHost[Any] = ModelHost(lambda: ask(host), name="snake")
     with pytest.raises(TorchUtilsError) as caught:

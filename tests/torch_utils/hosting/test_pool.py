@@ -45,9 +45,9 @@ def is_whole(model: Any) -> bool:
     return bool(getattr(model, "tensor", model).numel())
 
 
-def make(pool: ModelPool, **sizes: int) -> ModelPool:
+def make(pool: ModelPool, load: Any = tensor, **sizes: int) -> ModelPool:
     for name, size in sizes.items():
-        pool.add(name, partial(tensor, size))
+        pool.add(name, partial(load, size))
     return pool
 
 
@@ -214,11 +214,6 @@ class Card:
         memory = DeviceMemory(used, used + cache, total - used - cache - self.others, total)
         return MemorySnapshot(devices={"host": memory})
 
-    def fill(self, pool: ModelPool, **sizes: int) -> ModelPool:
-        for name, size in sizes.items():
-            pool.add(name, partial(self.tensor, size))
-        return pool
-
 
 def test_auto_budget_is_what_the_card_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Free memory and torch's unused cache, without a tenth; other processes count."""
@@ -227,7 +222,7 @@ def test_auto_budget_is_what_the_card_has(monkeypatch: pytest.MonkeyPatch) -> No
     card = Card()
     monkeypatch.setattr(module, "memory_snapshot", card.snapshot)
     with ModelPool(budget_bytes="auto", keep_alive=-1) as pool:
-        card.fill(pool, a=40, b=40, c=40, d=95)
+        make(pool, card.tensor, a=40, b=40, c=40, d=95)
         use(pool, "a", "b")
         assert loaded(pool) == ["a", "b"]
         use(pool, "c")
@@ -241,7 +236,7 @@ def test_auto_budget_is_what_the_card_has(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(NoRoomError), pool.lease("d"):
             pass
     with ModelPool(budget_bytes="auto", headroom_bytes=50 * MB) as pool:
-        card.fill(pool, a=40, b=40)
+        make(pool, card.tensor, a=40, b=40)
         card.others = 0
         use(pool, "a", "b")
         assert loaded(pool) == ["b"]

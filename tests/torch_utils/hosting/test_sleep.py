@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -344,14 +343,7 @@ def test_many_naps_and_unloads_leave_nothing_behind() -> None:
     with ModelHost(lambda: torch.nn.Linear(30, 30), keep_alive=-1) as host:
         counts = []
         for index in range(61):
-            host.load()
-            with host.lease() as model:
-                values = model.weight.detach().clone()
-                del model
-            assert host.sleep() and host.wake()
-            with host.lease() as model:
-                assert torch.equal(model.weight, values)
-                del model
+            assert host.load() and host.sleep() and host.wake()
             host.unload()
             if index % 20 == 0:
                 gc.collect()
@@ -478,23 +470,19 @@ class Sleeper:
         self.weight = torch.arange(MB, dtype=torch.float32)
         self.memory = Memory([self.weight])
 
-    def has_moved(self) -> bool:
-        return self.memory.is_gone()
-
-    def sum(self) -> float:
-        return float(self.weight.sum())
+    def state(self) -> tuple[bool, float, int]:
+        return self.memory.is_gone(), float(self.weight.sum()), os.getpid()
 
 
 def test_model_in_a_process_sleeps_there() -> None:
     with ModelHost(Sleeper, isolation="process", keep_alive=-1) as host:
         with host.lease() as model:
-            total, pid = model.sum(), model.__repr__()
-            assert not model.has_moved()
-        assert host.sleep() and host.status().state == "asleep"
+            has_moved, total, pid = model.state()
+        assert not has_moved and host.sleep() and host.status().state == "asleep"
         assert host.status().nbytes_by_device["host"] > 4 * MB
         with host.lease() as model:
-            assert model.has_moved() and model.sum() == total and repr(model) == pid
+            assert model.state() == (True, total, pid)
         assert host.sleep() and host.wake() and host.status().loads == 1
         assert host.sleep()
-        os.kill(int(re.findall(r"process (\d+)", pid)[0]), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         wait_for(lambda: host.status().state == "unloaded")
