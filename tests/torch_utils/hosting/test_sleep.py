@@ -217,33 +217,31 @@ def test_model_that_cannot_move_is_refused_and_unloads(
     assert line.startswith("stubborn cannot sleep and is unloaded instead: offload() cannot move")
 
 
-Fail = Callable[[Callable[[], bool]], None]
+Conditions = list[Callable[[], bool]]
 
 
 @pytest.fixture
-def run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> Fail:
-    """Return a function that lets allocations fail while a condition holds."""
-    make = torch.empty
+def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> Conditions:
+    """Allocations fail while a condition in this list holds."""
+    make, conditions = torch.empty, Conditions()
 
-    def start(condition: Callable[[], bool]) -> None:
-        def empty(*args: Any, **kwargs: Any) -> Any:
-            if args[0] and condition():  # Not an empty tensor.
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return make(*args, **kwargs)
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        if args[0] and any(condition() for condition in conditions):  # Not an empty tensor.
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make(*args, **kwargs)
 
-        monkeypatch.setattr(torch, "empty", empty)
-
-    return start
+    monkeypatch.setattr(torch, "empty", empty)
+    return conditions
 
 
-def test_failure_to_wake_leaves_everything_asleep(run_out_of_memory: Fail) -> None:
+def test_failure_to_wake_leaves_everything_asleep(out_of_memory: Conditions) -> None:
     """Memory runs out in the middle of the storages."""
     net = Net()
     values = [tensor.detach().clone() for tensor in net.tensors()]
     offloaded = offload(net)
     asleep = Memory(net.tensors())
     calls = itertools.count(1)
-    run_out_of_memory(lambda: next(calls) == 3)
+    out_of_memory.append(lambda: next(calls) == 3)
     with pytest.raises(torch.OutOfMemoryError):
         offloaded.restore()
     calls = itertools.count(1)
@@ -326,13 +324,8 @@ def test_unload_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyP
         with host.lease() as model:
             memory = Memory(model.tensors())
             del model
-        synchronize = torch.cpu.synchronize
-
-        def note(device: Any) -> None:
-            were_whole.append(memory.is_whole())
-            synchronize(device)
-
-        monkeypatch.setattr(torch.cpu, "synchronize", note)
+        wait = lambda device: were_whole.append(memory.is_whole())  # noqa: E731
+        monkeypatch.setattr(torch.cpu, "synchronize", wait)
         host.unload()
     assert were_whole == [True] and memory.is_gone()
 
@@ -395,7 +388,7 @@ def test_eight_threads_share_a_budget_of_two_models(sleep_bytes: Any) -> None:
         assert ("asleep" in states(pool)) == bool(sleep_bytes)
 
 
-def test_pool_makes_room_when_memory_runs_out(run_out_of_memory: Fail) -> None:
+def test_pool_makes_room_when_memory_runs_out(out_of_memory: Conditions) -> None:
     """A device may have less memory than the budget says: the idle models are evicted once."""
     with ModelPool(sleep_bytes="auto", keep_alive=-1) as pool:
         sleeper = pool.add("a", layer(1))
@@ -403,7 +396,7 @@ def test_pool_makes_room_when_memory_runs_out(run_out_of_memory: Fail) -> None:
         assert sleeper.load() and sleeper.sleep()
         with pool.lease("b"):
             pass
-        run_out_of_memory(lambda: pool.status()["b"].state == "loaded")
+        out_of_memory.append(lambda: pool.status()["b"].state == "loaded")
         with pytest.raises(NoRoomError, match="no room to wake a"):
             with pool.lease("b"), pool.lease("a"):
                 pass
