@@ -28,7 +28,6 @@ from tests.support.interrupts import Interrupt, Place, interrupt_everywhere, sen
 from tests.support.threads import errors_in_threads, in_threads
 from tests.support.waiting import wait_for, wait_for_async
 from torch_utils import (
-    CleanupReport,
     ModelHost,
     ModelInUseError,
     ModelPool,
@@ -182,10 +181,8 @@ WRONG_TYPES = [
     (ModelPool, {"max_loaded": True}, "max_loaded"),
 ]
 WRONG_VALUES = [
-    *[
-        (stub, {"keep_alive": value}, f"{value!r}.*90s")
-        for value in ("", "10", "1h30m", "-5m", -2, float("nan"))
-    ],
+    *[(stub, {"keep_alive": wrong}, f"{wrong!r}.*90s") for wrong in ("", "10", "1h30m", "-5m", -2)],
+    (stub, {"keep_alive": float("nan")}, "nan.*90s"),
     (stub, {"isolation": "fork"}, "isolation must be"),
     (stub, {"idle": "nap"}, "idle must be"),
     (stub, {"call_timeout_s": 1}, 'need isolation="process"'),
@@ -326,10 +323,8 @@ def test_keep_alive_counts_from_end_of_last_lease(value, seconds) -> None:
             status = host.status()
             assert (status.leases, status.idle_s, status.expires_in_s) == (1, None, None)
         status = host.status()
-        if seconds is None:
-            assert status.expires_in_s is None
-        else:
-            assert status.idle_s + status.expires_in_s == pytest.approx(seconds)
+        left_s = None if seconds is None else pytest.approx(seconds - status.idle_s)
+        assert status.expires_in_s == left_s
 
 
 @pytest.mark.parametrize("value", [0.02, 0, "0"])
@@ -354,7 +349,7 @@ def test_idle_model_is_unloaded_and_next_lease_loads_it(value) -> None:
 def test_unload_and_close_name_open_leases() -> None:
     """They do not wait for a lease of their own thread."""
     host = ModelHost(Stub, name="stub")
-    assert isinstance(host.unload(), CleanupReport)
+    assert host.unload().freed_bytes == {}
     assert host.load() and not host.load()
     with host.lease() as model:
         for end in (host.unload, host.close):
@@ -490,10 +485,9 @@ def test_interrupted_lease_is_not_counted_and_host_still_lends() -> None:
         with host.lease(timeout_s=60) as model:
             assert model.use()
         host.close()
-        assert len(Stub.made) <= 2
-        if [stub.closed for stub in Stub.made] != [1] * len(Stub.made):
-            assert [stub.closed for stub in Stub.made] == [0, 1]
-            lost.append(place)
+        closed = [stub.closed for stub in Stub.made]
+        assert closed in ([1], [1, 1], [0, 1])
+        lost.extend([place] * closed.count(0))
 
     lost: list[Place] = []
     with warnings.catch_warnings():

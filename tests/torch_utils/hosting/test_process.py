@@ -412,27 +412,17 @@ class Own:
 """
 
 
-GUARD = 'if __name__ == "__main__":'
-LOADS = "print('once')\nwith start(Model) as host: host.load()"
-
-
-@pytest.mark.parametrize(
-    ("source", "stdout"), [(MAIN.format(guard=GUARD), "3\n"), (LOADS, "once\n")]
-)
-def test_main_module_is_imported_only_if_needed(source: str, stdout: str) -> None:
-    result = run_program(source, as_file=True)
-    assert_clean(result)
-    assert result.stdout == stdout
-
-
-def test_load_function_of_a_piped_program_is_refused() -> None:
-    refused = "class Own: pass\ntry:\n    start(Own)\nexcept TypeError as error:\n    print(error)"
-    result = run(Path("-"), stdin=PRELUDE + refused, options=("-W", "error"))
-    assert_clean(result)
-    assert "defined in an interactive session" in result.stdout
-
-
-def test_unguarded_main_module_error_names_the_guard() -> None:
+def test_main_module_is_imported_only_if_needed() -> None:
+    """It is a file then, and its code is guarded. Errors say so."""
+    guarded = MAIN.format(guard='if __name__ == "__main__":')
+    loads = "print('once')\nwith start(Model) as host: host.load()"
+    for source, stdout in ((guarded, "3\n"), (loads, "once\n")):
+        result = run_program(source, as_file=True)
+        assert_clean(result)
+        assert result.stdout == stdout
     result = run_program(MAIN.format(guard="if True:"), as_file=True)
     assert result.returncode == 1
     assert 'guard that code with `if __name__ == "__main__":`' in result.stderr
+    result = run(Path("-"), stdin=f"{PRELUDE}class Own: pass\nstart(Own)")
+    assert result.returncode == 1
+    assert "defined in an interactive session" in result.stderr

@@ -358,9 +358,7 @@ def test_evicted_models_sleep_within_their_budget() -> None:
     """The least recently used sleeper is unloaded first."""
     with ModelPool(budget_bytes=4 * MB, sleep_bytes=5 * MB) as pool:
         for name, mb in {"a": 2, "b": 3, "c": 4}.items():
-            pool.add(name, layer(mb))
-            with pool.lease(name):
-                pass
+            pool.add(name, layer(mb)).load()
         assert states(pool) == "a:asleep b:asleep c:loaded"
         with pool.lease("a"):
             pass
