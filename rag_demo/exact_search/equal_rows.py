@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,31 +14,19 @@ MANY = 32  # equal rows are a group; fewer are candidates like all others
 _AT_ONCE = 1 << 10
 
 
-class EqualRows(NamedTuple):
-    """The groups among the first rows.
-
-    Attributes:
-        compared: How many rows were compared.
-        groups: The rows of each group, in ascending order.
-    """
-
-    compared: int = 0
-    groups: Sequence[Rows] = ()
-
-
-NO_GROUPS = EqualRows()
-
-
-def find_equal_rows(parts: Sequence[Vectors], take: Callable[[Rows], Vectors]) -> EqualRows:
+def find_equal_rows(parts: Sequence[Any], take: Callable[[Rows], Vectors]) -> list[Rows]:
     """Find groups of many equal vectors, among those with equal first numbers.
 
     Groups may be missed where many different vectors begin alike. This only costs a search time.
 
     Args:
-        parts: The vectors in order, shape (n, d) each.
+        parts: The vectors in order: tensors in host memory, shape (n, d) each.
         take: Returns a copy of the vectors of rows.
+
+    Returns:
+        The rows of each group, in ascending order.
     """
-    first = np.concatenate([part[:, :2] for part in parts])
+    first = np.concatenate([part[:, :2].numpy() for part in parts])
     keys = first.view(f"u{first.itemsize * first.shape[1]}")[:, 0]
     order = np.argsort(keys, kind="stable")
     edges = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]], append=~keys[order[-1:]]))
@@ -48,7 +36,7 @@ def find_equal_rows(parts: Sequence[Vectors], take: Callable[[Rows], Vectors]) -
         some = np.array_split(rows, len(rows) // _AT_ONCE + 1)
         vector = take(rows[:1])
         groups.append(np.concatenate([each[(take(each) == vector).all(axis=1)] for each in some]))
-    return EqualRows(len(keys), [group for group in groups if len(group) >= MANY])
+    return [group for group in groups if len(group) >= MANY]
 
 
 def first_of_each(

@@ -26,10 +26,9 @@ rows are candidates. In the same way, the k-th best of some scores in float64 bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,11 +36,12 @@ import torch
 from torch.linalg import vector_norm
 
 from rag_demo.exact_search.scores import Pairs, Scores, exact_scores
-from rag_demo.vectors import Rows, Vectors, rounding
+from rag_demo.vectors import Mask, Rows, Vectors, rounding
 
 FEW_QUERIES = 8
 """Up to so many queries, a CPU multiplies float32 vectors as fast as rounded ones."""
 _FEW_ROWS = 1 << 15  # are multiplied with a single query in one thread, which waits for no other
+_SCORES_PER_PAIR = 64  # So much more memory does a candidate take, until it is scored again.
 _SLACK = 1e-6  # Lengths are 1 within 2**-22, and bounds are computed in float32.
 _LEAST = -2.0  # below every score
 _AT_ONCE = 1 << 13  # rows that are turned into a wider dtype at once
@@ -59,28 +59,20 @@ class Source:
     Attributes:
         device: The device of the vectors.
         dtype: Their dtype: float32, float16 or bfloat16.
-        parts: Each takes a number, and yields consecutive vectors, at most so many at once.
+        chunks: Takes a number, and yields consecutive vectors, at most so many at once.
         take: Returns the true vectors of rows: shape (n, d), float32, in host memory.
-        allowed: Which rows are allowed: shape (n,), on the device; None for all.
+        allowed: Which rows are allowed: shape (n,); None for all.
         error: The largest distance of a row from the true vector.
-        resident: All true vectors, float32, if they are on the device.
+        resident: All true vectors, float32, if they are on a device that computes in float64.
     """
 
     device: Any
     dtype: Any
-    parts: Sequence[Callable[[int], Iterable[Any]]]
+    chunks: Callable[[int], Iterable[Any]]
     take: Callable[[Rows], Vectors]
-    allowed: Any = None
+    allowed: Mask | None = None
     error: float = 0.0
     resident: Any = None
-
-    def chunks(self, step: int) -> Iterator[tuple[int, Any, Any]]:
-        """Yield the first row, some vectors, and which of them are allowed."""
-        start = 0
-        for vectors in chain.from_iterable(part(step) for part in self.parts):
-            stop = start + len(vectors)
-            yield start, vectors, None if self.allowed is None else self.allowed[start:stop]
-            start = stop
 
 
 class Products(NamedTuple):
@@ -106,20 +98,17 @@ class Profile:
     Attributes:
         products: Tells how to multiply vectors of a dtype on a device.
         scores: How many scores are computed at once.
-        pairs: How many candidates are collected, for all queries, before they are scored again.
         is_cuda: Whether candidates are scored again on the device, and rows from a file pass
             through pinned memory.
     """
 
     products: Callable[[Any, Any], Products]
     scores: int
-    pairs: int = 1 << 20
     is_cuda: bool = False
 
     def within(self, scratch_bytes: int) -> Profile:
         """Return a profile whose scores and candidates fit into so many bytes."""
-        scores, pairs = (max(1 << 14, scratch_bytes // part) for part in (16, 128))
-        return replace(self, scores=min(self.scores, scores), pairs=min(self.pairs, pairs))
+        return replace(self, scores=min(self.scores, max(1 << 14, scratch_bytes // 16)))
 
 
 def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pairs:
@@ -149,12 +138,12 @@ def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pa
         best = asked.new_full((len(queries), top_k), _LEAST)  # the largest maxima of blocks
         bar = asked.new_full((len(queries), 1), _LEAST)  # of the true scores
         found: list[tuple[Any, Any, Any]] = []  # candidates: query, row and score
-        count, most = 0, max(profile.pairs, 2 * best.numel())
-        for start, vectors, allowed in source.chunks(max(1, profile.scores // len(queries))):
-            scores = products.multiply(factors, vectors)
-            if allowed is not None:
-                scores.masked_fill_(~allowed, -torch.inf)
-            width = scores.shape[1]
+        start, count, most = 0, 0, max(profile.scores // _SCORES_PER_PAIR, 2 * best.numel())
+        for vectors in source.chunks(max(1, profile.scores // len(queries))):
+            scores, width = products.multiply(factors, vectors), len(vectors)
+            if source.allowed is not None:
+                forbidden = torch.from_numpy(~source.allowed[start : start + width])
+                scores.masked_fill_(forbidden.to(source.device), -torch.inf)
             block = 1 << (width // (8 * top_k)).bit_length() // 2  # about the square root
             rest = width % block
             for part, rows in ((scores[:, : width - rest], block), (scores[:, width - rest :], 1)):
@@ -171,16 +160,16 @@ def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pa
                     count += len(row)
                 start += part.shape[1]
             if count > most:
-                pairs, bars = _scored_again(source, asked, found, least, top_k, profile)
+                pairs, bars = _scored_again(source, asked, found, least, top_k)
                 bar = torch.from_numpy(bars.astype(np.float32)).to(asked.device)[:, None]
                 query, row = (torch.from_numpy(each).to(asked.device) for each in pairs[:2])
                 found, count = [(query, row, asked.new_full((len(row),), torch.inf))], len(row)
                 most = max(most, 2 * count)  # With many ties, the time must stay linear.
-        return _scored_again(source, asked, found, least, top_k, profile)[0]
+        return _scored_again(source, asked, found, least, top_k)[0]
 
 
 def _scored_again(
-    source: Source, queries: Any, found: Sequence[Any], least: Any, top_k: int, profile: Profile
+    source: Source, queries: Any, found: Sequence[Any], least: Any, top_k: int
 ) -> tuple[Pairs, Scores]:
     """Score candidates in float64.
 
@@ -190,7 +179,6 @@ def _scored_again(
         found: Candidates: the number of the query, the row and the score.
         least: The lowest score that can be among the best of each query: shape (b, 1).
         top_k: How many rows.
-        profile: The profile of the device.
 
     Returns:
         The pairs that are at least as good as the k-th best of their query, and the scores of the
@@ -200,25 +188,18 @@ def _scored_again(
     is_near = score >= least[its_query, 0]
     its_query, its_row = its_query[is_near], its_row[is_near]
     query, row = its_query.cpu().numpy(), its_row.cpu().numpy()
-    if profile.is_cuda:
-        parts = []
-        for start in range(0, len(row), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            if source.resident is not None:
-                vectors = source.resident[its_row[some]]
-            else:
-                vectors = torch.from_numpy(source.take(row[some])).to(queries.device)
-            parts.append(_summed(queries[its_query[some]].double() * vectors))
-        exact = torch.cat(parts).cpu().numpy()
-    else:
+    if source.resident is None:
         exact = exact_scores(source.take, queries.cpu().numpy(), query, row)
+    else:
+        slices = (slice(n, n + _AT_ONCE) for n in range(0, len(row), _AT_ONCE))
+        pairs = ((queries[its_query[some]], source.resident[its_row[some]]) for some in slices)
+        exact = torch.cat([_summed(q.double() * v) for q, v in pairs]).cpu().numpy()
     order = np.lexsort((-exact, query))
     query, row, exact = query[order], row[order], exact[order]
-    numbers = np.arange(len(queries))
-    first, end = np.searchsorted(query, numbers), np.searchsorted(query, numbers, "right")
-    bars = np.full(len(queries), _LEAST)
-    has_all = end - first >= top_k
-    bars[has_all] = exact[first[has_all] + top_k - 1]
+    starts = np.searchsorted(query, np.arange(len(queries) + 1))
+    last = starts[:-1] + top_k - 1
+    bars, has_all = np.full(len(queries), _LEAST), last < starts[1:]
+    bars[has_all] = exact[last[has_all]]
     kept = exact >= bars[query]
     return Pairs(query[kept], row[kept], exact[kept]), bars
 
@@ -249,7 +230,7 @@ def _multiply_on_cpu(queries: Any, vectors: Any) -> Any:
         return torch.cat([_multiply_on_cpu(queries, part) for part in parts], 1)
     if len(queries) > FEW_QUERIES:
         return torch.from_numpy(queries.numpy() @ vectors.numpy().T)
-    if len(queries) == 1 and len(vectors) <= _FEW_ROWS:
+    if len(queries) == 1 and (len(vectors) <= _FEW_ROWS or torch.get_num_threads() == 1):
         return torch.from_numpy(_dot(vectors.numpy(), queries[0].numpy()))[None]
     several = queries if len(queries) > 1 else queries.repeat(2, 1)  # One takes twice as long.
     return torch.mm(vectors, several.T).T[: len(queries)].contiguous()
@@ -268,11 +249,8 @@ def _products_on_gpu(dtype: Any, device: Any) -> Products:
 @cache
 def has_fast_bfloat16() -> bool:
     """Tell whether this processor has instructions for products of bfloat16: AMX or AVX-512."""
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # before torch 2.11
-    return any(found.get(name) for name in ("amx_bf16", "avx512_bf16")) or any(
-        getattr(torch.cpu, test, bool)() for test in tests
-    )
+    found: Any = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.11 on
+    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
 
 
 def _allowed_error() -> float:

@@ -24,28 +24,21 @@ def stream(
         step: How many rows each of the two buffers has.
         shape: The shape of all vectors: (n, d).
         device: The device that searches them.
-        is_pinned: Whether the buffers are pinned, so that the device copies them by itself.
+        is_pinned: Whether the buffers are pinned, which a GPU reads faster.
         read_into: Reads the vectors from a row on into an array: shape (m, d), float32.
     """
     count, dimension = shape
     buffers = [torch.empty(step, dimension, pin_memory=is_pinned) for _ in range(2)]
-    copied: list[Any] = [None, None]  # events: a buffer was copied to the device
 
     def read(start: int) -> Any:
-        number = start // step % 2
-        if copied[number] is not None:
-            copied[number].synchronize()
-        buffer = buffers[number][: count - start]
+        buffer = buffers[start // step % 2][: count - start]
         read_into(start, buffer.numpy())
         return buffer
 
     with ThreadPoolExecutor(1) as reader:
         coming = reader.submit(read, 0)
         for start in range(0, count, step):
-            vectors = coming.result().to(device, non_blocking=is_pinned)
-            if is_pinned:
-                stream = torch.cuda.current_stream(vectors.device)
-                copied[start // step % 2] = stream.record_event()
-            if start + step < count:  # The caller has finished with the other buffer.
+            vectors = coming.result().to(device)  # It waits, so the buffer may be filled again.
+            if start + step < count:
                 coming = reader.submit(read, start + step)
             yield vectors

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from rag_demo.exact_search.equal_rows import (
-    NO_GROUPS,
-    EqualRows,
-    find_equal_rows,
-    first_of_each,
-    with_equal_rows,
-)
+from rag_demo.exact_search import equal_rows
 from rag_demo.exact_search.scores import Pairs
 from rag_demo.exact_search.search import (
     FEW_QUERIES,
@@ -65,7 +59,7 @@ class TensorVectors:
         saved: The saved index that holds the first rows.
         host: The other float32 vectors: a tensor in host memory.
         copy: The copy of the first rows on the device.
-        equal: The groups of equal rows that are known.
+        equal: How many rows were compared, and the groups of equal ones.
         stays_in_file: See `VectorRows`.
     """
 
@@ -75,7 +69,7 @@ class TensorVectors:
     saved: SavedIndex | None = None
     host: GrowableRows | None = None
     copy: Copy | None = None
-    equal: EqualRows = NO_GROUPS
+    equal: tuple[int, Sequence[Rows]] = (0, ())
     stays_in_file: bool = False
 
     @cached_property
@@ -120,7 +114,7 @@ class TensorVectors:
         longer = replace(self, host=host.append(torch.from_numpy(vectors)))
         if self.saved is None or self.copy is not None:  # Else the first search makes them.
             longer._copy_for(FEW_QUERIES + 1)
-            longer._equal_groups()
+            longer._equal_rows()
         return longer
 
     def with_saved_rows(self, saved: SavedIndex) -> TensorVectors:
@@ -162,51 +156,41 @@ class TensorVectors:
         """See `VectorRows`."""
         if self.saved is not None:
             self.saved.check_length()
-        groups: Mapping[int, Rows] = {}
-        if known := self._equal_groups():
-            allowed, groups = first_of_each(known, allowed, len(self))
-        count, rows, mask = len(self), None, None
-        if allowed is not None:
-            count = int(np.count_nonzero(allowed))
-            if count > max(_FEW_ALLOWED, len(self) // _FEW_OF) or self.stays_in_file:
-                mask = torch.from_numpy(allowed).to(self.device)
-            else:
-                rows = np.flatnonzero(allowed)
-        source = self._source(len(queries), rows, mask)
-        pairs = search(source, queries, min(top_k, count), self.profile)
-        if rows is not None:
+        if groups := self._equal_rows():
+            allowed, members = equal_rows.first_of_each(groups, allowed, len(self))
+        count = len(self) if allowed is None else int(np.count_nonzero(allowed))
+        is_small = count <= max(_FEW_ALLOWED, len(self) // _FEW_OF) and not self.stays_in_file
+        if allowed is not None and is_small and self.device == "cpu":
+            rows = np.flatnonzero(allowed)
+            host = GrowableRows(torch.from_numpy(self.take(rows)))
+            few = TensorVectors("cpu", "float32", self.memory_budget, host=host, equal=(count, ()))
+            pairs = few.candidates(queries, top_k, None, order_of)
             pairs = pairs._replace(row=rows[pairs.row])
-        return with_equal_rows(pairs, groups, top_k, order_of) if groups else pairs
+        else:
+            source = self._source(len(queries), allowed)
+            pairs = search(source, queries, min(top_k, count), self.profile)
+        if groups:
+            pairs = equal_rows.with_equal_rows(pairs, members, top_k, order_of)
+        return pairs
 
-    def _source(self, queries: int, rows: Rows | None, mask: Any) -> Source:
-        """Return all rows, or a few, as they are searched for so many queries."""
+    def _source(self, queries: int, allowed: Mask | None) -> Source:
+        """Return all rows as they are searched for so many queries."""
         copy, device = self._copy_for(queries), torch.device(self.device)
         parts = self._in_memory if copy is None else [copy.rows.rows]
-        if rows is not None and copy is not None:
-            parts = [parts[0][torch.from_numpy(rows).to(device)]]
-        elif rows is not None:
-            parts = [torch.from_numpy(self.take(rows))]
-        chunks: list[Callable[[int], Iterable[Any]]] = [part.to(device).split for part in parts]
-        if self.stays_in_file and self.saved is not None:
-            chunks.insert(0, partial(self._stream, self.saved))
         dtype = parts[0].dtype if parts else torch.float32
-        is_true = copy is not None and dtype == torch.float32
-        return Source(
-            device,
-            dtype,
-            chunks,
-            self.take if rows is None else lambda numbers: self.take(rows[numbers]),
-            mask,
-            0.0 if copy is None else copy.error,
-            parts[0] if is_true else None,
-        )
 
-    def _stream(self, saved: SavedIndex, step: int) -> Iterable[Any]:
-        """Yield the vectors in the file, at most so many at once."""
-        shape = (self._in_file, self.dimension)
-        fitting = (self.memory_budget or 0) // _BUFFERS // (4 * self.dimension)
-        step = min(step, fitting, len(self))
-        return stream(step, shape, self.device, self.profile.is_cuda, saved.read_into)
+        def chunks(step: int) -> Iterator[Any]:
+            if self.saved is not None and self.stays_in_file:
+                fitting = (self.memory_budget or 0) // _BUFFERS // (4 * self.dimension)
+                shape, step = (self._in_file, self.dimension), min(step, fitting, len(self))
+                is_pinned = self.profile.is_cuda
+                yield from stream(step, shape, self.device, is_pinned, self.saved.read_into)
+            for part in parts:
+                yield from part.to(device).split(step)
+
+        is_true = self.profile.is_cuda and copy is not None and dtype == torch.float32
+        resident, error = parts[0] if is_true else None, 0.0 if copy is None else copy.error
+        return Source(device, dtype, chunks, self.take, allowed, error, resident)
 
     @property
     def _in_memory(self) -> list[Any]:
@@ -230,18 +214,18 @@ class TensorVectors:
             some = self.take(np.arange(start, min(start + _COPIED, len(self))))
             vectors = torch.from_numpy(some).to(self.device)
             rounded = vectors.to(dtype)
-            if dtype != torch.float32:
-                distance = float((vectors - rounded.float()).norm(dim=1).max())
-                error = max(error, distance * (1 + 1e-4))  # more than float32 can err
+            distance = float((vectors - rounded.float()).norm(dim=1).max())
+            error = max(error, distance * (1 + 1e-4))  # more than float32 can err
             rows = rows.append(rounded)
         copy = Copy(rows, error)
         object.__setattr__(self, "copy", copy)  # Any search may store it.
         return copy
 
-    def _equal_groups(self) -> list[Rows]:
+    def _equal_rows(self) -> Sequence[Rows]:
         """Return the groups of equal rows, among nearly all rows."""
-        new = len(self) - self.equal.compared
+        compared, groups = self.equal
+        new = len(self) - compared
         if not self.stays_in_file and new > max(_FEW_ALLOWED, len(self) // _COMPARED_AGAIN):
-            equal = find_equal_rows([part.numpy() for part in self._in_memory], self.take)
-            object.__setattr__(self, "equal", equal)  # Any search may store them.
-        return list(self.equal.groups)
+            groups = equal_rows.find_equal_rows(self._in_memory, self.take)
+            object.__setattr__(self, "equal", (len(self), groups))  # Any search may store them.
+        return groups

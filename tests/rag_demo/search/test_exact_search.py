@@ -29,9 +29,9 @@ def narrow_products(dtype: Any, device: Any) -> Products:
 REHEARSED = replace(GPU, products=wide_products)
 PROFILES = {
     "cpu": CPU,
-    "cpu, little memory": replace(CPU, scores=1 << 14, pairs=1 << 8),
+    "cpu, little memory": replace(CPU, scores=1 << 14),
     "gpu": REHEARSED,
-    "gpu, little memory": replace(REHEARSED, scores=1 << 14, pairs=1 << 8),
+    "gpu, little memory": replace(REHEARSED, scores=1 << 14),
     "gpu, narrow scores": replace(GPU, products=narrow_products),
     "no float64": replace(REHEARSED, is_cuda=False),
 }
@@ -62,9 +62,9 @@ def source_of(vectors: Any, dtype: Any, allowed: Any, profile: Profile) -> Sourc
     return Source(
         torch.device("cpu"),
         dtype,
-        [rounded.split],
+        rounded.split,
         lambda rows: vectors.take(rows, axis=0),
-        None if allowed is None else torch.from_numpy(allowed),
+        allowed,
         0.0 if dtype == torch.float32 else distance,
         true if is_resident else None,
     )
@@ -132,8 +132,7 @@ def test_many_ties_are_scored_again_a_few_times_only() -> None:
         taken.append(len(rows))
         return vectors[rows]
 
-    parts = [torch.from_numpy(vectors).split]
-    source = Source(torch.device("cpu"), torch.float32, parts, take)
-    found = search(source, vectors[:1], 5, replace(CPU, scores=512, pairs=1024))
+    source = Source(torch.device("cpu"), torch.float32, torch.from_numpy(vectors).split, take)
+    found = search(source, vectors[:1], 5, replace(CPU, scores=512))
     assert np.array_equal(np.sort(found.row), np.arange(len(vectors)))
     assert sum(taken) < 4 * len(vectors)
