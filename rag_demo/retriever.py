@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rag_demo.encoding.embedder import BasicEmbedder, as_embedder, check_embedding_model
+from rag_demo.encoding.embedder import BasicEmbedder, Embedder, check_embedding_model
 from rag_demo.errors import checked_texts, short_repr
 from rag_demo.reading.document import Document
 from rag_demo.searching import (
@@ -112,7 +112,7 @@ class Retriever(Resource):
             return []
         if vectors is not None:
             places, spans = np.arange(len(documents)), np.zeros((len(documents), 2), np.int32)
-            identity = as_embedder(self.embedding_model).known_identity
+            identity = Embedder(self.embedding_model).known_identity
             checked = normalized(vectors, len(documents))
             batch = EmbeddedBatch(documents, places, spans, checked, identity)
         else:
@@ -293,7 +293,7 @@ class Retriever(Resource):
         if mode == "bm25":
             vectors = None
         elif vectors is None:
-            embedded = as_embedder(self.embedding_model).embed_queries(queries)
+            embedded = Embedder(self.embedding_model).embed_queries(queries)
             vectors = normalized(embedded, len(queries))
         wanted = int(top_k) * (1 if rerank is None else _RERANKED)
         found = self.store.search(SearchRequest(queries, vectors, where, wanted, mode, weights))
@@ -338,7 +338,7 @@ class LocalRetriever(Retriever):
                 the index is damaged, or it cannot be written. The old content stays.
         """
         self.ensure_open()
-        identity = as_embedder(self.embedding_model).identity
+        identity = Embedder(self.embedding_model).identity
         self.store.save(Path(path), identity, overwrite=overwrite)
 
     def load(self, path: str | Path, *, check: bool = False) -> int:
@@ -360,5 +360,5 @@ class LocalRetriever(Retriever):
             ModelMismatchError: The index was made with another embedding model.
         """
         self.ensure_open()
-        identity = as_embedder(self.embedding_model).identity
+        identity = Embedder(self.embedding_model).identity
         return self.store.load(Path(path), identity, check=check)

@@ -19,7 +19,7 @@ _PROBE = "a text by which models without a name are told apart"
 
 
 class BasicEmbedder(Protocol):
-    """The minimal embedding model; `as_embedder` adds the rest."""
+    """The minimal embedding model; `Embedder` adds the rest."""
 
     @property
     def dimension(self) -> int:
@@ -44,11 +44,6 @@ def check_embedding_model(model: object) -> None:
             f"{short_repr(model)} is not an embedding model; pass an EmbeddingModel, or an object "
             f"with {', '.join(_MEMBERS)}"
         )
-
-
-def as_embedder(model: BasicEmbedder) -> Embedder:
-    """Return an embedding model as a complete `Embedder`."""
-    return Embedder(model)
 
 
 class Embedder:

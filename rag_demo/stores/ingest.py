@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rag_demo.encoding.embedder import BasicEmbedder, as_embedder
+from rag_demo.encoding.embedder import BasicEmbedder, Embedder
 from rag_demo.errors import (
     DamagedIndexError,
     IndexChangedError,
@@ -54,7 +54,7 @@ def embed(
         embedding_model: The embedding model.
         passages, chunk_size, chunk_overlap, on_progress: See `Retriever.add`.
     """
-    embedder = as_embedder(embedding_model)
+    embedder = Embedder(embedding_model)
     texts = [each.text for each in documents]
     titles = [each.metadata.get("title") for each in documents]
     parts: list[list[tuple[int, int]]] = [[] for _ in documents]
@@ -167,7 +167,7 @@ def ingest(
             other = known.source
             what = f"the index of {other}" if other else "an index that a program made"
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
-        model = as_embedder(embedding_model).identity
+        model = Embedder(embedding_model).identity
         if known is None or known.model is None or not known.model.is_same(model):
             if known is not None and known.count and not replace:
                 raise _other(folder, f"vectors of the model {known.model}, not of {model}")
