@@ -95,13 +95,6 @@ def test_same_vectors_as_sentence_transformers(
     assert least_cosine(vectors, expected[len(texts)]) >= LEAST[dtype]
 
 
-def test_cls_pooling_is_supported(folder: Path, tmp_path: Path, expected: dict[int, Any]) -> None:
-    target = changed(folder, tmp_path / "m", "1_Pooling/config.json", pooling_mode="cls")
-    vectors = embed(target, TEXTS)
-    assert least_cosine(vectors, reference(target, TEXTS)) >= LEAST["float32"]
-    assert least_cosine(vectors, expected[len(TEXTS)]) < 0.999  # The control: pooling matters.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "least"), [("float32", 0.9999), ("bfloat16", 0.998)])
 def test_packaged_model_has_its_own_vectors(dtype: str, least: float) -> None:

@@ -12,8 +12,6 @@ in float64. A retriever may store vectors as float32 of length 1, which moves a 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,10 +56,9 @@ class Float64Index:
         return sum(self.documents.pop(name, None) is not None for name in ids)
 
     def names(self, where: Any = None) -> list[str]:
-        """Return the ids of the documents that match a filter."""
-        if where is None:
-            return list(self.documents)
-        return [name for name, (_, values) in self.documents.items() if matches(values, where)]
+        """Return the ids of the documents that have these metadata."""
+        wanted = (where or {}).items()
+        return [name for name, (_, values) in self.documents.items() if wanted <= values.items()]
 
     def check(
         self,
@@ -157,60 +154,3 @@ def _assert_close(found: Any, expected: Any, tolerance: float) -> None:
     if len(found):
         worst = np.abs(np.asarray(found) - expected).max()
         assert worst <= tolerance, f"scores differ by {worst}, which is more than {tolerance}"
-
-
-ORDERED = {
-    "$gt": operator.gt,
-    "$gte": operator.ge,
-    "$lt": operator.lt,
-    "$lte": operator.le,
-}
-
-
-def matches(metadata: Mapping[str, Any], where: Any) -> bool:
-    """Say whether metadata match a filter, as docs/retrieval.md describes it."""
-    if callable(where):
-        return bool(where(metadata))
-    return all(_holds(metadata, key, wanted) for key, wanted in where.items())
-
-
-def _holds(metadata: Mapping[str, Any], key: str, wanted: Any) -> bool:
-    if key == "$not":
-        return not matches(metadata, wanted)
-    if key in ("$and", "$or"):
-        return (all if key == "$and" else any)(matches(metadata, each) for each in wanted)
-    return key in metadata and _fits(metadata[key], wanted)
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, list):
-        return any(_equal(value, each) for each in wanted)
-    if not isinstance(wanted, dict) or not any(name.startswith("$") for name in wanted):
-        return _equal(value, wanted)
-    return all(_fulfils(value, name, operand) for name, operand in wanted.items())
-
-
-def _fulfils(value: Any, name: str, operand: Any) -> bool:
-    if name in ("$eq", "$ne"):
-        return _equal(value, operand) is (name == "$eq")
-    if name in ("$in", "$nin"):
-        return any(_equal(value, each) for each in operand) is (name == "$in")
-    if name == "$contains":
-        if isinstance(value, str):
-            return isinstance(operand, str) and operand in value
-        return isinstance(value, list) and any(_equal(each, operand) for each in value)
-    if isinstance(value, bool) or isinstance(operand, bool):
-        return False
-    for kind in (str, (int, float)):
-        if isinstance(value, kind) and isinstance(operand, kind):
-            return bool(ORDERED[name](value, operand))
-    return False
-
-
-def _equal(value: Any, other: Any) -> bool:
-    """Compare JSON values: true is not 1, inside of lists and mappings neither."""
-    if isinstance(value, list) and isinstance(other, list):
-        return len(value) == len(other) and all(map(_equal, value, other))
-    if isinstance(value, dict) and isinstance(other, dict):
-        return value.keys() == other.keys() and all(_equal(value[key], other[key]) for key in value)
-    return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
