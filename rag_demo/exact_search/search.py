@@ -98,13 +98,10 @@ class Profile:
     Attributes:
         products: Tells how to multiply vectors of a dtype on a device.
         scores: How many scores are computed at once.
-        is_cuda: Whether candidates are scored again on the device, and rows from a file pass
-            through pinned memory.
     """
 
     products: Callable[[Any, Any], Products]
     scores: int
-    is_cuda: bool = False
 
     def within(self, scratch_bytes: int) -> Profile:
         """Return a profile whose scores and candidates fit into so many bytes."""
@@ -263,10 +260,9 @@ def _allowed_error() -> float:
 
 
 CPU = Profile(_products_on_cpu, scores=1 << 23)
-GPU = Profile(_products_on_gpu, scores=1 << 28, is_cuda=True)
+GPU = Profile(_products_on_gpu, scores=1 << 28)
 
 
 def profile_of(device: str) -> Profile:
     """Return the profile of a device."""
-    kind = torch.device(device).type
-    return CPU if kind == "cpu" else replace(GPU, is_cuda=kind == "cuda")
+    return CPU if torch.device(device).type == "cpu" else GPU

@@ -176,6 +176,7 @@ class TensorVectors:
     def _source(self, queries: int, allowed: Mask | None) -> Source:
         """Return all rows as they are searched for so many queries."""
         copy, device = self._copy_for(queries), torch.device(self.device)
+        is_cuda = device.type == "cuda"
         parts = self._in_memory if copy is None else [copy.rows.rows]
         dtype = parts[0].dtype if parts else torch.float32
 
@@ -183,13 +184,13 @@ class TensorVectors:
             if self.saved is not None and self.stays_in_file:
                 fitting = (self.memory_budget or 0) // _BUFFERS // (4 * self.dimension)
                 shape, step = (self._in_file, self.dimension), min(step, fitting, len(self))
-                is_pinned = self.profile.is_cuda
-                yield from stream(step, shape, self.device, is_pinned, self.saved.read_into)
+                yield from stream(step, shape, self.device, is_cuda, self.saved.read_into)
             for part in parts:
                 yield from part.to(device).split(step)
 
-        is_true = self.profile.is_cuda and copy is not None and dtype == torch.float32
-        resident, error = parts[0] if is_true else None, 0.0 if copy is None else copy.error
+        is_true = is_cuda and copy is not None and dtype == torch.float32
+        resident = parts[0] if is_true else None  # Other devices may lack float64.
+        error = 0.0 if copy is None else copy.error
         return Source(device, dtype, chunks, self.take, allowed, error, resident)
 
     @property

@@ -32,8 +32,7 @@ PROFILES = {
     "cpu, little memory": replace(CPU, scores=1 << 14),
     "gpu": REHEARSED,
     "gpu, little memory": replace(REHEARSED, scores=1 << 14),
-    "gpu, narrow scores": replace(GPU, products=narrow_products),
-    "no float64": replace(REHEARSED, is_cuda=False),
+    "no float64, narrow scores": replace(GPU, products=narrow_products),
 }
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -58,7 +57,7 @@ def source_of(vectors: Any, dtype: Any, allowed: Any, profile: Profile) -> Sourc
     true = torch.from_numpy(vectors)
     rounded = true.to(dtype)
     distance = float((true - rounded.float()).norm(dim=1).max()) * (1 + 1e-4)
-    is_resident = profile.is_cuda and dtype == torch.float32
+    is_resident = profile.products is wide_products and dtype == torch.float32
     return Source(
         torch.device("cpu"),
         dtype,

@@ -96,21 +96,9 @@ def test_options_are_those_of_dense_search(mode: str) -> None:
 
 
 def test_the_end_of_a_long_text_is_found() -> None:
-    with PyTorchGPURetriever(OneVector(), device="cpu") as retriever:
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add(["word " * 210_000 + "needle", "a needle in the hay"])
         assert {result.id for result in retriever.search("needle", mode="bm25")} == {"0", "1"}
-
-
-class OneVector(GivenVectors):
-    """All texts have one vector."""
-
-    def __init__(self) -> None:
-        super().__init__(np.ones((1, 2)), np.ones((1, 2)))
-
-    def embed_documents(self, texts: Any) -> Any:
-        return self.documents[[0] * len(texts)]
-
-    embed_queries = embed_documents
 
 
 SCORED = "running cache c c"
