@@ -195,7 +195,7 @@ FALLBACKS = {
     "_C._storage_Use_Count": "models cannot sleep and are unloaded instead",
     "Tensor._use_count": "models cannot sleep and are unloaded instead",
     "_C._is_cached_tensor": "outputs of compiled code's CUDA graphs are errors",
-    "multiprocessing.reductions.StorageWeakRef": "storages are not counted",
+    "UntypedStorage._weak_ref": "storages are not counted",
     "UntypedStorage._cdata": "storages are not counted",
     "_C._cuda_hasPrimaryContext": "devices are in use if they hold memory",
     "cuda._get_nvml_device_index": "cards are described in the order of NVML",

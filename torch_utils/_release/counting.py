@@ -17,19 +17,22 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from gc import get_referents
 from typing import Any, NamedTuple
 from weakref import ref
 
 from torch_utils._release.objects import (
     FUNCTIONS,
+    NOT_ENTERED,
+    NOT_ENTERED_PACKAGES,
     SUSPENDABLE,
     array_class,
     attributes_of,
     bases_of,
+    class_contents,
     dictionary_slot,
     find_in_class,
     is_among,
-    is_entered_class,
     is_instance,
     is_released,
     items_of,
@@ -53,20 +56,37 @@ def without_overrides(torch: Any) -> Iterator[None]:
         yield
 
 
-_PARTS = ("_indices", "_values")  # of a sparse tensor
-_COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
+_SPARSE_PARTS = (
+    *("_indices", "_values", "crow_indices", "col_indices", "ccol_indices", "row_indices"),
+    "values",
+)
 _LONGEST_NAME = 200  # The names of deeply nested parts would fill the memory.
 
 
-class Held(NamedTuple):
+class _Arrays:
+    """The functions of torch.UntypedStorage that `Held` uses, for numpy arrays."""
+
+    _weak_ref = ref
+
+    @staticmethod
+    def _expired(weak: Any) -> bool:
+        return weak() is None
+
+    @staticmethod
+    def _free_weak_ref(weak: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Held:
     """One storage, or one array, that a release gives up.
+
+    One object for each, because more of them would set off garbage collections.
 
     Attributes:
         what: Its name in reports.
         nbytes: Its size in bytes.
         device: "host" or torch's name of the device, such as "cuda:0".
         key: The address of the C++ object; the id of an array.
-        is_gone: Returns whether it was freed.
         is_expected: Whether it should be freed. The parameters of an optimizer belong to others.
         part: The number of the part that stays whole and holds it, or None.
     """
@@ -75,9 +95,17 @@ class Held(NamedTuple):
     nbytes: int
     device: str
     key: int
-    is_gone: Callable[[], bool]
     is_expected: bool
     part: int | None
+    _kind: Any
+    _weak: Any
+
+    def is_gone(self) -> bool:
+        """Return whether it was freed."""
+        return bool(self._kind._expired(self._weak))
+
+    def __del__(self) -> None:
+        self._kind._free_weak_ref(self._weak)
 
 
 class Part(NamedTuple):
@@ -92,7 +120,7 @@ class Part(NamedTuple):
     get: Callable[[], Any]
 
 
-@dataclass
+@dataclass(slots=True)
 class Root:
     """An object that was passed, by itself or in a container.
 
@@ -144,7 +172,7 @@ class Inventory:
         self._torch = torch
         self._follows_functions = follows_functions
         self._array = array_class()
-        self._weak_storage: Any = private(torch, "multiprocessing.reductions.StorageWeakRef")
+        self._counts_storages = private(torch, "UntypedStorage._weak_ref") is not None
         self._kinds: dict[int, tuple[int, type]] = {}
         self._held: dict[int, Held] = {}
         self._freed = Counter[str]()
@@ -176,9 +204,12 @@ class Inventory:
             return ARRAY
         if is_training_class(kind):
             return MODULE
-        if not self._follows_functions and any(is_among(base, bases) for base in FUNCTIONS):
+        is_released = "_is_tombstone" in class_contents(kind)
+        not_entered = NOT_ENTERED if self._follows_functions else (*NOT_ENTERED, *FUNCTIONS)
+        if is_released or any(is_among(base, bases) for base in not_entered):
             return SKIPPED
-        return OTHER if is_entered_class(kind) else SKIPPED
+        packages = {module_of(base).partition(".")[0] for base in bases}
+        return OTHER if packages.isdisjoint(NOT_ENTERED_PACKAGES) else SKIPPED
 
     # Counting
 
@@ -197,22 +228,23 @@ class Inventory:
         self.met = met = Counter[int]()
         while pending:
             thing, name, root, is_expected = pending.pop()
-            visits: list[tuple[str, bool]] = []
+            # Lists of plain values: tuples would set off garbage collections.
             parts: list[Any] = []
+            labels: list[str] = []
             for part, label in parts_of(thing):
                 if id(part) in known:  # It is emptied itself.
                     root.is_found |= self.kind(part) in _MEMORY
                 elif self.kind(part):
                     parts.append(part)
-                    # Only the state of an optimizer is its own, without the parameters in it.
-                    is_own = label == ".state" or (is_expected and label != ".keys()")
-                    full = name + label if len(name) < _LONGEST_NAME else name
-                    visits.append((full, is_own if root.is_training else is_expected))
+                    labels.append(label)
             thing = part = None
             shared = []
             for index, count in enumerate(reference_counts(parts)):
-                label, is_expected = visits[index]
-                visit = _Visit(parts[index], label, root, is_expected)
+                label, is_own = labels[index], is_expected
+                if root.is_training:
+                    # Only the state of an optimizer is its own, without the parameters in it.
+                    is_own = label == ".state" or (is_expected and label != ".keys()")
+                visit = _Visit(parts[index], (name + label)[:_LONGEST_NAME], root, is_own)
                 if count == 1:
                     self._enter(visit, pending)
                 else:
@@ -242,8 +274,13 @@ class Inventory:
             self._add_tensor(visit.thing, visit.name, visit.is_expected)
         if kind == ARRAY:
             self._add_array(visit.thing, visit.name, visit.is_expected)
-        elif kind != TENSOR or not is_plain(self._torch, visit.thing) or visit.thing.__dict__:
+        elif kind != TENSOR or not is_plain(self._torch, visit.thing):
             pending.append(visit)
+        else:
+            # Reading ``__dict__`` would create it. Torch may hide what a tensor refers to.
+            inner = get_referents(visit.thing)
+            if not inner or dict in map(type, inner):
+                pending.append(visit)
 
     def _count_whole(self, visit: _Visit, seen: set[int]) -> None:
         """Count what an object holds to which something else refers, within ``most_looks``."""
@@ -268,7 +305,7 @@ class Inventory:
 
     def _add_tensor(self, tensor: Any, name: str, is_expected: bool) -> None:
         """Count a tensor and its gradient."""
-        if self._weak_storage is None:
+        if not self._counts_storages:
             return
         base = self._torch.Tensor
         self._add_storages(tensor, name, is_expected)
@@ -284,16 +321,10 @@ class Inventory:
         self.is_partial = self.is_partial or not storages  # Opaque layouts, such as mkldnn's.
         for storage in storages:
             try:
-                key, nbytes, device = storage._cdata, storage.nbytes(), storage.device
-                known = self._held.get(key)
-                if known is not None and (known.is_expected or not is_expected):
-                    continue
-                if nbytes and device.type != "meta" and storage.data_ptr():
-                    is_gone = self._weak_storage(storage).expired
-                    device_name = name_of_device(device)
-                    self._held[key] = Held(
-                        name, nbytes, device_name, key, is_gone, is_expected, self._part
-                    )
+                key, device = storage._cdata, storage.device
+                if storage.data_ptr() and device.type != "meta":
+                    what = name, storage.nbytes(), name_of_device(device), key, is_expected
+                    self._add(*what, self._torch.UntypedStorage, storage)
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Fake and functional tensors have no real storage.
                 log(DEBUG, "%s: its storage cannot be counted: %r", name, error)
@@ -302,12 +333,24 @@ class Inventory:
         """Count a numpy array that owns its memory, or the one that an array is a view of."""
         while is_instance(base := self._array.base.__get__(array), self._array):
             array = base
-        nbytes = self._array.nbytes.__get__(array)
-        if base is None and nbytes and id(array) not in self._held:
-            weak = ref(array)
-            self._held[id(array)] = Held(
-                name, nbytes, "host", id(array), lambda: weak() is None, is_expected, self._part
-            )
+        if base is None:
+            nbytes = self._array.nbytes.__get__(array)
+            self._add(name, nbytes, "host", id(array), is_expected, _Arrays, array)
+
+    def _add(
+        self,
+        name: str,
+        nbytes: int,
+        device: str,
+        key: int,
+        is_expected: bool,
+        kind: Any,
+        memory: Any,
+    ) -> None:
+        known = self._held.get(key)
+        if nbytes and (known is None or (is_expected and not known.is_expected)):
+            weak = kind._weak_ref(memory)
+            self._held[key] = Held(name, nbytes, device, key, is_expected, self._part, kind, weak)
 
     # Results
 
@@ -381,9 +424,9 @@ def storages_of(torch: Any, tensor: Any) -> list[Any]:
     except (RuntimeError, NotImplementedError):  # Opaque layouts, such as mkldnn's, have none.
         return []
     found = []
-    for name in _PARTS if layout == torch.sparse_coo else _COMPRESSED_PARTS:
+    for name in _SPARSE_PARTS:
         with suppress(RuntimeError, AttributeError, NotImplementedError):
-            # A CSR tensor has no ccol_indices.
+            # No layout has all of them.
             found.append(base.untyped_storage(getattr(base, name)(tensor)))
     return found
 
@@ -409,25 +452,29 @@ def roots_of(objects: Sequence[Any], inventory: Inventory, caller: str = "releas
     """
     roots: dict[int, Root] = {}
     seen: set[int] = set()
-    pending = [(thing, name_of(type(thing)), True) for thing in reversed(objects)]
-    while pending:
-        thing, name, is_passed = pending.pop()
+    passed: Iterator[tuple[Any, str]] = ((one, name_of(type(one))) for one in objects)
+    levels = [("", passed)]
+    while levels:
+        prefix, items = levels[-1]
+        thing, label = next(items, (None, None))
+        if label is None:
+            levels.pop()
         if thing is None or id(thing) in seen or is_released(thing):
             continue
         seen.add(id(thing))
+        name, is_passed = f"{prefix}{label}"[:_LONGEST_NAME], len(levels) == 1
         is_tensor = inventory.kind(thing) == TENSOR
-        items = None if is_tensor else items_of(thing)
+        inner = None if is_tensor else items_of(thing)
         close = None if is_tensor else _closer_of(thing)
-        if items is not None:
-            pending += [(item, name + label, False) for item, label in items][::-1]
+        if inner is not None:
+            levels.append((name, inner))
             if close is None and not attributes_of(thing):
                 continue
-            name, is_passed = name_of(type(thing)), False
+            is_passed = False
         advice = _refusal(thing, inventory, close)
         if not advice:
-            roots[id(thing)] = Root(
-                thing, name if is_tensor else name_of(type(thing)), is_passed, close
-            )
+            name = name if is_tensor else name_of(type(thing))
+            roots[id(thing)] = Root(thing, name, is_passed, close)
         elif is_passed:
             raise unsupported(thing, advice, caller)
     return list(roots.values())

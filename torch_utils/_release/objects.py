@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from gc import get_referents, is_tracked
+from itertools import chain
 from typing import Any
 
 _mro_of = type.__dict__["__mro__"].__get__
@@ -29,8 +30,8 @@ FUNCTIONS = (
 )
 SUSPENDABLE = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 # They lead to the whole program, or to variables of functions.
-_NOT_ENTERED = (type, types.ModuleType, types.FrameType, types.TracebackType, types.CodeType)
-_NOT_ENTERED_PACKAGES = frozenset(("logging", "threading", "_thread", "weakref", "_weakref"))
+NOT_ENTERED = (type, types.ModuleType, types.FrameType, types.TracebackType, types.CodeType)
+NOT_ENTERED_PACKAGES = frozenset(("logging", "threading", "_thread", "weakref", "_weakref"))
 _REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
 _SHOWN_KEYS = (str, int, float, bool, bytes, type(None))
 # By the ids of classes, because a metaclass may define their hash and equality.
@@ -97,17 +98,6 @@ def array_class() -> Any:
     return getattr(sys.modules.get("numpy"), "ndarray", _NoArray)
 
 
-def is_entered_class(kind: type) -> bool:
-    """Return whether a search may look into objects of a class, which never run code by that."""
-    if "_is_tombstone" in class_contents(kind):
-        return False
-    bases = bases_of(kind)
-    if any(is_among(base, bases) for base in _NOT_ENTERED):
-        return False
-    packages = {module_of(base).partition(".")[0] for base in bases}
-    return packages.isdisjoint(_NOT_ENTERED_PACKAGES)
-
-
 # Attributes
 
 
@@ -118,19 +108,6 @@ def dictionary_slot(kind: type) -> Any:
         if type(own) is types.GetSetDescriptorType or _is_slot(own):  # Some C classes have a slot.
             return own
     return None
-
-
-def contents_of(thing: Any) -> dict[str, Any]:
-    """Return an object's ``__dict__``, bypassing its class.
-
-    Raises:
-        AttributeError: It has none.
-    """
-    own = dictionary_slot(type(thing))
-    if own is None:
-        raise AttributeError("__dict__")
-    contents: dict[str, Any] = own.__get__(thing)
-    return contents
 
 
 def slots_of(kind: type) -> list[types.MemberDescriptorType]:
@@ -156,7 +133,7 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 # Parts
 
 
-def items_of(thing: Any) -> list[tuple[Any, str]] | None:
+def items_of(thing: Any) -> Iterator[tuple[Any, str]] | None:
     """Return what stands in a list, tuple, set, deque or dictionary, with labels such as "[0]".
 
     Of a dictionary these are the values, and the keys that are objects. What cannot lead to memory
@@ -165,16 +142,22 @@ def items_of(thing: Any) -> list[tuple[Any, str]] | None:
     holders = _untracked_classes()
     if is_instance(thing, dict):
         if dict.__contains__(thing, "__builtins__"):  # Globals lead to everything.
-            return []
-        pairs = list(dict.items(thing))
-        values = [(v, f"[{_shown(key)}]") for key, v in pairs if _leads_on(v, holders)]
-        return values + [(key, ".keys()") for key, _ in pairs if is_tracked(key)]
+            return iter(())
+        keys, pairs = _keys_and_pairs(thing)
+        values = ((v, f"[{_shown(key)}]") for key, v in pairs if _leads_on(v, holders))
+        return chain(values, ((key, ".keys()") for key in keys if is_tracked(key)))
     for kind in _SEQUENCES:
         if is_instance(thing, kind):
             iterate: Callable[[Any], Iterator[Any]] = kind.__iter__
             items = enumerate(list(iterate(thing)))
-            return [(item, f"[{n}]") for n, item in items if _leads_on(item, holders)]
+            return ((item, f"[{n}]") for n, item in items if _leads_on(item, holders))
     return None
+
+
+def _keys_and_pairs(thing: Any) -> tuple[list[Any], Iterable[tuple[Any, Any]]]:
+    """Return copies; a list of pairs would set off garbage collections."""
+    keys = list(dict.keys(thing))
+    return keys, zip(keys, list(dict.values(thing)), strict=False)
 
 
 def _shown(key: Any) -> str:
@@ -189,20 +172,17 @@ def parts_of(thing: Any) -> Iterator[tuple[Any, str]]:
     holders, kind = _untracked_classes(), type(thing)
     items = items_of(thing)
     attributes = {} if id(kind) in _WITHOUT_ATTRIBUTES else attributes_of(thing)
-    if items is not None:
-        yield from items
-    elif kind is types.FunctionType:  # Not its globals, which lead to everything.
-        for part in (*(thing.__closure__ or ()), thing.__defaults__, thing.__kwdefaults__):
-            if _leads_on(part, holders):
-                yield part, ""
-    elif not attributes:
-        for part in filter(is_tracked, get_referents(thing)):
-            yield part, ""
+    inner: Iterable[Any] = ()
+    if kind is types.FunctionType:  # Not its globals, which lead to everything.
+        inner = (*(thing.__closure__ or ()), thing.__defaults__, thing.__kwdefaults__)
+    elif items is None and not attributes:
+        inner = get_referents(thing)
+    yield from items or ((part, "") for part in inner if _leads_on(part, holders))
     for name, part in attributes.items():
         if type(name) is not str or not _leads_on(part, holders):
             continue
         if name in _REGISTRIES and is_instance(part, dict):
-            for key, child in list(dict.items(part)):
+            for key, child in _keys_and_pairs(part)[1]:
                 yield child, f".{key}" if type(key) is str else ""
         else:
             yield part, f".{name}"

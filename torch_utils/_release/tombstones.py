@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, NoReturn
 from torch_utils._release.counting import is_plain
 from torch_utils._release.objects import (
     class_contents,
-    contents_of,
     dictionary_slot,
     is_released,
     slots_of,
@@ -67,12 +66,10 @@ def empty_tensor(tensor: Any, name: str, trash: list[Any]) -> None:
         ) from None
     trash.append(other)
     base._backward_hooks.__set__(tensor, None)
-    plain = is_plain(torch, tensor)
-    contents = tensor.__dict__ if plain else contents_of(tensor)
-    if contents:
+    if contents := dictionary_slot(type(tensor)).__get__(tensor):
         trash.append(dict(contents))
         contents.clear()
-    if not plain:
+    if not is_plain(torch, tensor):
         _empty_slots(tensor, type(tensor), trash)
 
 
@@ -218,11 +215,11 @@ def bury(thing: Any, name: str, place: str, trash: list[Any]) -> None:
     of the program. An object without a dictionary, or whose class cannot be changed, is only
     emptied: Python's own AttributeError then says what is missing.
     """
-    try:
-        contents = contents_of(thing)
-    except AttributeError:
+    own = dictionary_slot(type(thing))
+    if own is None:
         _empty_slots(thing, type(thing), trash)
         return
+    contents = own.__get__(thing)
     record = contents.setdefault(_KEY, ReleaseRecord(type(thing), name, place))
     if not is_released(thing) and not _become_tombstone(thing, record.kind):
         trash.append(dict(contents))

@@ -165,8 +165,6 @@ tensor, listed = torch.ones(100), [torch.ones(2), torch.ones(2).as_subclass(Own)
 view, is_gone = tensor[1:], torch.UntypedStorage._expired
 if owner == "UntypedStorage":
     setattr(torch.UntypedStorage, last, Missing())
-elif owner == "multiprocessing.reductions":
-    delattr(torch.multiprocessing.reductions, last)
 elif hasattr(torch._C, last):
     delattr(torch._C, last)
 
