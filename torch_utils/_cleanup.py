@@ -7,18 +7,17 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncContextDecorator, ContextDecorator, suppress
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
-from torch_utils._flags import read_flags, restore_flags
+from torch_utils._memory import query
 from torch_utils._oom import clear_exception_frames, is_out_of_memory
-from torch_utils._registry import ensure_ran
-from torch_utils._release.counting import Inventory, roots_of
-from torch_utils._release.objects import name_of
-from torch_utils._release.run import Collect, Release, check_collect
+from torch_utils._release.objects import kind_of, name_of, roots_of
+from torch_utils._release.run import Collect, Release
 from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource, add_note, closes_on_error, takes_precedence
-from torch_utils._runtime import is_shutting_down
+from torch_utils._runtime import is_shutting_down, loaded_torch
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import CleanupError, TorchUtilsError, repr_of
 
@@ -44,11 +43,10 @@ class _Block(Resource):
     @closes_on_error
     def __init__(self, scope: SafePyTorchCleanup) -> None:
         self.exception: BaseException | None = None  # the block's
-        self.interrupt: BaseException | None = None  # of an await: a cancellation, a Ctrl-C
         self.report: CleanupReport | None = None
         self.pid = os.getpid()
         self._strict = scope._strict
-        self._flags = read_flags() if scope._restores_flags else {}
+        self._flags = _read_flags() if scope._restores_flags else {}
         self.work = Release(**scope._options)
         self.steps = [self.release_step(thing) for thing in scope._resources]
 
@@ -61,26 +59,27 @@ class _Block(Resource):
         work = self.work
         if work is None:
             return
-        with work.under_way():
-            while self.steps:
-                self._run_newest(ensure_ran)
+        work.start()
+        while self.steps:
+            work.call(*self.steps.pop()[:2])  # A variable would keep the arguments alive.
         exc = None if is_shutting_down() else self.exception
         if exc is not None and is_out_of_memory(exc):
             clear_exception_frames(exc)
             work.empties_all = work.collects_all = True  # for what the frames held
         if self._flags:
-            restore_flags(self._flags)
+            _restore_flags(self._flags)
         self.report = work.finish()
 
     async def run_all(self) -> None:
         """Run the steps in an event loop, and await their results."""
+        self.work.start()
         while self.steps:
             result = None
             try:
-                with DeferredSignals(), self.work.under_way():
-                    result = self._run_newest()
+                with DeferredSignals():
+                    result = self.work.call(*self.steps.pop()[:2], use=lambda result: result)
             except BaseException as interrupt:  # Raised by a signal's handler.
-                self.interrupt = interrupt
+                self.work.failed("a callback", interrupt)
             if not inspect.isawaitable(result):
                 continue
             try:
@@ -90,18 +89,6 @@ class _Block(Resource):
             except BaseException as error:
                 # A step failed or was cancelled; the others run nevertheless.
                 self.work.failed("a callback", error)
-                if not isinstance(error, Exception):
-                    self.interrupt = error
-
-    def _run_newest(self, use: Callable[[Any], Any] = lambda result: result) -> Any:
-        step = self.steps.pop()
-        try:
-            return use(step.function())
-        except BaseException as error:
-            # Each step runs, whatever the others raise.
-            self.work.failed(step.name, error)
-            del step  # The error keeps this frame.
-            return None
 
     def raise_errors(self) -> None:
         """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
@@ -110,8 +97,6 @@ class _Block(Resource):
         if exc is not None:
             for error in errors:
                 add_note(exc, f"the cleanup after this also failed: {repr_of(error)}")
-        if self.interrupt is not None and (exc is None or isinstance(exc, Exception)):
-            raise self.interrupt
         for error in errors:
             if takes_precedence(error, exc):
                 raise error
@@ -175,10 +160,10 @@ class SafePyTorchCleanup:
         restore_flags: bool = False,
         strict: bool = False,
     ) -> None:
-        check_collect(collect)
-        roots_of(resources, Inventory(), f"{type(self).__name__}()")
         self._resources = resources
         self._options: Any = {"collect": collect, "trim_host": trim_host, "thorough": thorough}
+        Release(**self._options)  # It checks them.
+        roots_of(resources, kind_of, f"{type(self).__name__}()")
         self._restores_flags, self._strict = restore_flags, strict
         self.report: CleanupReport | None = None
 
@@ -199,7 +184,7 @@ class SafePyTorchCleanup:
         """
         if close is None:
             block = self._open_block()
-            roots_of([obj], Inventory(), "manage()")
+            roots_of([obj], kind_of, "manage()")
             block.steps.append(block.release_step(obj))
         else:
             is_given = callable(close) and _needs_argument(close, obj)
@@ -295,24 +280,12 @@ class SafePyTorchCleanup:
                 f"{type(self).__name__}() decorates functions and coroutine functions, not "
                 f"{function!r}; use a with block instead"
             )
-        wrapper: Any
-        if inspect.iscoroutinefunction(function):
+        is_coroutine = inspect.iscoroutinefunction(function)
+        decorate = AsyncContextDecorator if is_coroutine else ContextDecorator
+        return decorate.__call__(self, function)  # type: ignore[arg-type]
 
-            @functools.wraps(function)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                async with self._scope_of_call():
-                    return await function(*args, **kwargs)
-
-        else:
-
-            @functools.wraps(function)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self._scope_of_call():
-                    return function(*args, **kwargs)
-
-        return wrapper  # type: ignore[no-any-return]
-
-    def _scope_of_call(self: Self) -> Self:
+    def _recreate_cm(self: Self) -> Self:
+        """Return the scope of one call; contextlib's decorators call this."""
         scope = copy.copy(self)
         vars(scope).pop("_block", None)
         scope.report = None
@@ -351,3 +324,59 @@ def _needs_argument(function: Callable[..., Any], obj: Any) -> bool:
         f"close={function!r} must be callable without arguments, or with the object alone; pass a "
         "function that supplies the others"
     )
+
+
+# torch's global flags
+
+_SETTERS = {
+    "get_default_dtype": "set_default_dtype",
+    "get_num_threads": "set_num_threads",
+    "get_float32_matmul_precision": "set_float32_matmul_precision",
+    "get_deterministic_debug_mode": "set_deterministic_debug_mode",
+    "is_grad_enabled": "_C._set_grad_enabled",
+    # Missing if no default device was set: to set "cpu" would slow down every later call.
+    "_GLOBAL_DEVICE_CONTEXT.device_context.device": "set_default_device",
+}
+_ATTRIBUTES = (
+    *(f"backends.cudnn.{n}" for n in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    "backends.cuda.matmul.allow_tf32",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+)
+
+
+def _read(torch: Any, name: str) -> Any:
+    value = attrgetter(name)(torch)
+    return value if "." in name else value()
+
+
+def _set(torch: Any, name: str, value: Any) -> None:
+    if name in _SETTERS:
+        attrgetter(_SETTERS[name])(torch)(value)
+    else:
+        owner, _, attribute = name.rpartition(".")
+        setattr(attrgetter(owner)(torch), attribute, value)
+
+
+def _read_flags() -> dict[str, Any]:
+    """Return the value of every flag of this torch by name; empty without torch. Never raises.
+
+    It is None for a flag that this build lacks, or that torch refuses to read because the program
+    mixes its two settings of TF32.
+    """
+    torch = loaded_torch()
+    names = (*_SETTERS, *_ATTRIBUTES) if torch is not None else ()
+    return {
+        name: query(functools.partial(_read, torch, name), None, f"flag {name}") for name in names
+    }
+
+
+def _restore_flags(before: dict[str, Any]) -> None:
+    """Restore the flags that changed since `_read_flags`, and no others. Never raises.
+
+    Does nothing during shutdown.
+    """
+    torch, now = loaded_torch(), {} if is_shutting_down() else _read_flags()
+    for name in now.keys() & before.keys():
+        if before[name] != now[name]:
+            query(functools.partial(_set, torch, name, before[name]), None, f"restore flag {name}")

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, astuple, dataclass, field
 from operator import sub
 from typing import Any, TypedDict
@@ -16,7 +16,6 @@ from torch_utils._runtime import (
     DEBUG,
     cuda_is_of_parent,
     early_bound,
-    has_frozen,
     import_torch,
     is_shutting_down,
     loaded_torch,
@@ -76,10 +75,10 @@ class MemorySnapshot:
         def difference(left: Any, right: Any) -> Any:
             return type(left)(*map(sub, astuple(left), astuple(right)))
 
-        nothing = DeviceMemory()
-        names = sorted({*self.devices, *other.devices})
-        pairs = {n: (self.devices.get(n, nothing), other.devices.get(n, nothing)) for n in names}
-        devices = {name: difference(*pair) for name, pair in pairs.items()}
+        devices = {
+            name: difference(*(each.devices.get(name, DeviceMemory()) for each in (self, other)))
+            for name in sorted({*self.devices, *other.devices})
+        }
         return MemorySnapshot(difference(self.host, other.host), devices)
 
 
@@ -111,20 +110,19 @@ BACKENDS = ("cuda", "xpu", "mps")
 
 def devices_in_use(backend: str, torch: Any) -> list[int]:
     """Return the indices of a backend's devices that this process uses. Never raises."""
-    found: list[int] = query(lambda: _in_use(backend, torch), [], f"{backend} devices in use")
-    return found
-
-
-def _in_use(backend: str, torch: Any) -> list[int]:
-    module = getattr(torch, backend)
-    if backend == "mps":  # Metal's only device is in use if its allocator holds memory.
-        return [0] if _is_available(backend, torch) and module.driver_allocated_memory() else []
-    if not module.is_initialized():
+    try:
+        module = getattr(torch, backend)
+        if backend == "mps":  # Metal's only device is in use if its allocator holds memory.
+            return [0] if _is_available(backend, torch) and module.driver_allocated_memory() else []
+        if not module.is_initialized():
+            return []
+        has_context = private(torch, "_C._cuda_hasPrimaryContext") if backend == "cuda" else None
+        # Devices that hold memory must have a context.
+        has_context = has_context or module.memory_reserved
+        return [index for index in range(module.device_count()) if has_context(index)]
+    except Exception as error:  # As in `query`, which takes longer.
+        log(DEBUG, "%s devices in use: the query failed: %r", backend, error)
         return []
-    has_context = private(torch, "_C._cuda_hasPrimaryContext") if backend == "cuda" else None
-    # Devices that hold memory must have a context.
-    has_context = has_context or module.memory_reserved
-    return [index for index in range(module.device_count()) if has_context(index)]
 
 
 # NVML describes cards without a context. torch itself counts them by it.
@@ -261,15 +259,8 @@ def safe_cuda_empty_cache() -> bool:
     Returns:
         True if a cache was emptied.
     """
-    try:
-        torch = loaded_torch()
-        if torch is None or is_shutting_down() or not torch.cuda.is_initialized():
-            return False
-    except Exception as error:
-        # torch may be half-imported, torch.cuda None, or is_initialized may raise.
-        log(DEBUG, "CUDA cache not emptied: %r", error)
-        return False
-    return _empty_cache("cuda", torch)
+    torch = None if is_shutting_down() else loaded_torch()
+    return torch is not None and _empty_cache("cuda", torch)
 
 
 @early_bound
@@ -294,12 +285,10 @@ def safe_tensor_cleanup(tensor_attr_name: str, obj: Any) -> bool:
     try:
         if getattr(obj, tensor_attr_name, None) is None:
             return False
-        try:
+        # A property without a setter, a frozen owner or a validating __setattr__ may raise
+        # anything. A deleter may still work.
+        with suppress(Exception):
             setattr(obj, tensor_attr_name, None)
-        except Exception as error:
-            # A property without a setter, a frozen owner or a validating __setattr__ may raise
-            # anything. A deleter may still work.
-            log(DEBUG, "%s refuses None: %r", tensor_attr_name, error)
         if getattr(obj, tensor_attr_name, None) is not None:
             delattr(obj, tensor_attr_name)
         return getattr(obj, tensor_attr_name, None) is None
@@ -349,7 +338,7 @@ def clear_caches_of_torch() -> None:
     dynamo = sys.modules.get("torch._dynamo")  # Importing it takes 0.8 s.
     if dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False):
         query(dynamo.reset, None, "compiled code")  # Its guards keep models alive.
-    if has_frozen():
+    if _has_frozen():
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -364,6 +353,15 @@ def clear_caches_of_torch() -> None:
     empty_pinned_cache(torch)
 
 
+# Python 3.12 itself freezes about 400 objects; a program has thousands.
+_INTERPRETER_FREEZES = 1000
+
+
+def _has_frozen() -> bool:
+    """Return whether the program froze its heap by `gc.freeze`, which hides it from `gc`."""
+    return gc.get_freeze_count() > _INTERPRETER_FREEZES
+
+
 def _clear_cublas_workspaces(torch: Any) -> None:
     """Clear cuBLAS's workspaces: about 8.5 MB (32 MiB on Hopper) for each handle and stream.
 
@@ -373,7 +371,7 @@ def _clear_cublas_workspaces(torch: Any) -> None:
     """
     kind = torch.cuda.CUDAGraph
     kinds = [kind, *kind.__subclasses__()]
-    if has_frozen() or any(type(one) in kinds for one in gc.get_referrers(*kinds)):
+    if _has_frozen() or any(type(one) in kinds for one in gc.get_referrers(*kinds)):
         log(DEBUG, "cuBLAS workspaces not cleared: a CUDA graph may use them")
     else:
         torch._C._cuda_clearCublasWorkspaces()
@@ -425,12 +423,12 @@ def _cuda_is_available(torch: Any) -> bool:
 
 
 def _is_available(backend: str, torch: Any) -> bool:
-    ask: dict[str, Callable[[], Any]] = {
-        "cuda": lambda: _cuda_is_available(torch),
-        "xpu": lambda: torch.xpu.is_available(),
-        "mps": lambda: torch.backends.mps.is_available(),
-    }
-    return bool(query(ask[backend], False, f"is {backend} available"))
+    def ask() -> bool:
+        if backend == "cuda":
+            return _cuda_is_available(torch)
+        return bool((torch.xpu if backend == "xpu" else torch.backends.mps).is_available())
+
+    return bool(query(ask, False, f"is {backend} available"))
 
 
 @early_bound
@@ -482,32 +480,24 @@ def get_device_info() -> DeviceInfo:
     Returns:
         A dictionary, see `DeviceInfo`. Memory is in bytes, by the name of the device in torch.
     """
-    info = DeviceInfo(
-        cuda_available=False,
-        device_count=0,
-        current_device=None,
-        device_name="cpu",
-        backend="cpu",
-        torch_version=None,
-        memory={},
+    torch: Any = None if is_shutting_down() else import_torch()
+    version = getattr(torch, "__version__", None)
+    backend = name = get_optimal_device()
+    count, current = 0, None
+    if backend != "cpu":
+        module = getattr(torch, backend)
+        count = query(lambda: int(module.device_count()), 1, "device_count")
+        if in_use := devices_in_use(backend, torch):
+            current = query(lambda: int(module.current_device()), in_use[0], "current_device")
+            name = query(lambda: str(module.get_device_name(current)), backend, "device name")
+        elif backend == "cuda":
+            name = query(lambda: _cards(torch)[0][0], backend, "NVML")
+    return DeviceInfo(
+        cuda_available=is_cuda_available(),
+        device_count=count,
+        current_device=current,
+        device_name=name,
+        backend=backend,
+        torch_version=None if version is None else str(version),
+        memory={each: asdict(one) for each, one in memory_snapshot().devices.items()},
     )
-    torch = None if is_shutting_down() else import_torch()
-    if torch is None:
-        return info
-    info["torch_version"] = query(lambda: str(torch.__version__), None, "torch's version")
-    info["cuda_available"] = is_cuda_available()
-    info["backend"] = info["device_name"] = backend = get_optimal_device()
-    info["memory"] = {name: asdict(one) for name, one in memory_snapshot().devices.items()}
-    if backend == "cpu":
-        return info
-    module = query(lambda: getattr(torch, backend), None, backend)
-    info["device_count"] = query(lambda: int(module.device_count()), 1, "device_count")
-    in_use = devices_in_use(backend, torch)
-    if not in_use and backend == "cuda":
-        cards = query(lambda: _cards(torch), [], "NVML")
-        info["device_name"] = cards[0][0] if cards else backend
-    if in_use:
-        current = query(lambda: int(module.current_device()), in_use[0], "current_device")
-        name = query(lambda: str(module.get_device_name(current)), backend, "device name")
-        info["current_device"], info["device_name"] = current, name
-    return info

@@ -16,13 +16,7 @@ from types import FrameType, FunctionType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from torch_utils._memory import empty_caches, trim_host
-from torch_utils._runtime import (
-    DEBUG,
-    loaded_torch,
-    log,
-    notify,
-    reference_counts,
-)
+from torch_utils._runtime import DEBUG, loaded_torch, log, notify, reference_counts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,14 +25,9 @@ _SUSPENDABLE = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 # Messages of allocators and libraries that raise a plain RuntimeError.
 _RUNTIME_MESSAGES = (
     "out of memory",
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUSOLVER_STATUS_ALLOC_FAILED",
-    "CUSPARSE_STATUS_ALLOC_FAILED",
-    "CUFFT_ALLOC_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "DefaultCPUAllocator: ",
+    "_ALLOC_FAILED",  # of cuBLAS, cuDNN, cuSOLVER, cuSPARSE and cuFFT
+    "_ALLOCATION_FAILED",
     "std::bad_alloc",
     # torch's message for ENOMEM if it cannot map shared memory or a file.
     f"Cannot allocate memory ({errno.ENOMEM})",
@@ -191,7 +180,8 @@ def find_batch_size(
         RuntimeError: "No executable batch size found": even a batch size of 1 does not fit. The
             cause is the exception of the last try.
         TypeError: ``function`` is not callable, or is a generator function, which cannot be
-            repeated after it has yielded.
+            repeated after it has yielded. The decorated function raises it if its call passes a
+            batch size.
         ValueError: ``factor`` is not between 0 and 1, ``starting_batch_size`` is not a whole number
             of at least 0, or ``reduce_batch_size_fn`` returned a size that is not smaller.
     """
@@ -214,12 +204,12 @@ def find_batch_size(
             f"find_batch_size must decorate a function that returns its whole result, got "
             f"{function!r}; pass the first batch size as starting_batch_size="
         )
-    size = _Size(starting_batch_size, factor, reduce_batch_size_fn)
+    size = _Size(function, starting_batch_size, factor, reduce_batch_size_fn)
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def awaiting_wrapper(*args: Any, **kwargs: Any) -> Any:
-            for attempt in size.attempts():
+            for attempt in size.attempts(args, kwargs):
                 with attempt:
                     return await function(attempt.batch_size, *args, **kwargs)
             return None  # Unreachable: the last attempt raises.
@@ -228,7 +218,7 @@ def find_batch_size(
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        for attempt in size.attempts():
+        for attempt in size.attempts(args, kwargs):
             with attempt:
                 return function(attempt.batch_size, *args, **kwargs)
         return None  # Unreachable, as above.
@@ -263,12 +253,26 @@ class _Attempt:
 class _Size:
     """The batch size that calls share."""
 
+    function: Callable[..., Any]
     current: int
     factor: float
     reduce_fn: Callable[[], int] | None
 
-    def attempts(self) -> Iterator[_Attempt]:
-        """Yield an attempt for each size until one succeeds or the size reaches 0."""
+    def attempts(self, args: Any, kwargs: Any) -> Iterator[_Attempt]:
+        """Yield an attempt for each size until one succeeds or the size reaches 0.
+
+        Raises:
+            TypeError: The function does not take these arguments beside a batch size.
+        """
+        with suppress(ValueError):  # A builtin has no signature.
+            signature = inspect.signature(self.function)
+            try:
+                signature.bind(self.current, *args, **kwargs)
+            except TypeError as mismatch:
+                raise TypeError(
+                    f"{mismatch}: find_batch_size passes the batch size as the first argument of "
+                    f"{self.function!r}; call it with the other arguments only"
+                ) from None
         batch_size, error = self.current, None
         while batch_size > 0:
             attempt = _Attempt(batch_size)

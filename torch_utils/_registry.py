@@ -19,7 +19,7 @@ from sys import modules
 from time import monotonic, sleep
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
-from torch_utils._runtime import ERROR, PHASE, early_bound, log
+from torch_utils._runtime import ERROR, Phase, early_bound, log
 from torch_utils._signals import DeferredSignals
 
 TYPE_CHECKING = False  # see _runtime
@@ -73,14 +73,25 @@ class Registry:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._known_pid = 0
-        self.closes_at_end_of_worker: Callable[[], bool] = bool
 
     def add(self, entry: Entry) -> None:
         """Register a new entry behind all others."""
         self._entries.pop(entry.key, None)  # Left by a destructor that did not call ours.
         self._entries[entry.key] = entry
-        if entry.pid != self._known_pid and self.closes_at_end_of_worker():
-            self._known_pid = entry.pid
+        if entry.pid != self._known_pid:
+            self._close_at_end_of_worker(entry.pid)
+
+    def _close_at_end_of_worker(self, pid: int) -> None:
+        """Close the resources of a multiprocessing child, which skips atexit before Python 3.13.
+
+        Multiprocessing runs its own finalizers. The negative priority makes this one run after the
+        child has joined its own children. A child of a fork server may not know yet that it is one.
+        """
+        process = modules.get("multiprocessing.process")
+        util = modules.get("multiprocessing.util")
+        if process is not None and util is not None and process.parent_process() is not None:
+            util.Finalize(None, self.close_everything, exitpriority=-100)
+            self._known_pid = pid
 
     def get(self, key: int) -> Entry | None:
         """Return the entry of an owner, or None if it is closed."""
@@ -101,12 +112,14 @@ class Registry:
             if entry.thread == thread:
                 entry.at_exit = False
 
-    def close_all(self) -> None:
+    def close_everything(self) -> None:
         """Close all entries of this process, newest first, and then those opened meanwhile.
 
-        Each entry is tried once. Any exception goes to `sys.unraisablehook` and skips no entry. An
-        entry whose owner is being collected in another thread is left to the owner's destructor.
+        From here on `is_shutting_down` is True. Each entry is tried once. Any exception goes to
+        `sys.unraisablehook` and skips no entry. An entry whose owner is being collected in another
+        thread is left to the owner's destructor.
         """
+        Phase.exiting = True
         pid, me = getpid(), get_ident()
         tried: set[Entry] = set()
         deadline = 0.0
@@ -224,30 +237,4 @@ class Entry:
             log(ERROR, "another thread is still closing %s; not waiting any longer", self.name)
 
 
-@early_bound
-def close_everything() -> None:
-    """Close the resources of this process; from here on `is_shutting_down` is True."""
-    PHASE.exiting = True
-    REGISTRY.close_all()
-
-
-@early_bound
-def _close_at_end_of_worker() -> bool:
-    """Close the resources of a multiprocessing child, which skips atexit before Python 3.13.
-
-    Multiprocessing runs its own finalizers. The negative priority makes this one run after the
-    child has joined its own children.
-
-    Returns:
-        Whether this is such a child. One of a fork server may not know it yet.
-    """
-    process = modules.get("multiprocessing.process")
-    util = modules.get("multiprocessing.util")
-    if process is None or util is None or process.parent_process() is None:
-        return False
-    util.Finalize(None, close_everything, exitpriority=-100)
-    return True
-
-
-REGISTRY.closes_at_end_of_worker = _close_at_end_of_worker
-atexit.register(close_everything)
+atexit.register(REGISTRY.close_everything)

@@ -13,32 +13,20 @@ from torch_utils.errors import repr_of
 _UNKNOWN = "something that was not found, such as a numpy view or an autograd graph"
 if sys.version_info < (3, 13):
     _UNKNOWN = "probably a local variable of a running function, a numpy view or an autograd graph"
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def format_bytes(count: float) -> str:
     """Format a number of bytes in decimal units, such as ``90.9 MB``."""
-    size = float(count)
-    for unit in _UNITS:
-        if abs(size) < 999.5 or unit == _UNITS[-1]:
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def is_variable(holder: str) -> bool:
     """Return whether the description of a holder names a variable."""
     return holder.startswith("the variable ")
-
-
-def is_in_use(holder: str) -> bool:
-    """Return whether a holder is a variable, so that a garbage collection frees nothing."""
-    return " variable " in holder
-
-
-def variables_first(holders: list[str]) -> tuple[str, ...]:
-    """Return descriptions of holders, each once, those of variables first."""
-    return tuple(sorted(dict.fromkeys(holders), key=lambda holder: not is_variable(holder)))
 
 
 @dataclass(frozen=True)

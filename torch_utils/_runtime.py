@@ -7,7 +7,6 @@ destructor or an exit callback calls are decorated with `early_bound`.
 from __future__ import annotations
 
 import builtins
-import gc
 import sys
 
 # Modules that the package imports itself avoid `typing` and `collections.abc`, which take three
@@ -56,15 +55,9 @@ def early_bound(function: F) -> F:
 
 
 class Phase:
-    """Whether this process is ending."""
+    """Whether this process is ending; the class itself has the state."""
 
-    __slots__ = ("exiting",)
-
-    def __init__(self) -> None:
-        self.exiting = False
-
-
-PHASE = Phase()
+    exiting = False
 
 
 @early_bound
@@ -77,17 +70,7 @@ def is_shutting_down() -> bool:
     Returns:
         True from the moment when this package's exit callback starts.
     """
-    return PHASE.exiting or is_finalizing()
-
-
-# Python 3.12 itself freezes about 400 objects; a program has thousands.
-_INTERPRETER_FREEZES = 1000
-
-
-@early_bound
-def has_frozen() -> bool:
-    """Return whether the program froze its heap by `gc.freeze`, which hides it from `gc`."""
-    return gc.get_freeze_count() > _INTERPRETER_FREEZES
+    return Phase.exiting or is_finalizing()
 
 
 @early_bound

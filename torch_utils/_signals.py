@@ -18,7 +18,7 @@ from os import getpid
 from time import monotonic
 from weakref import WeakSet
 
-from torch_utils._runtime import MODULES, PHASE, current_task, early_bound, is_finalizing
+from torch_utils._runtime import MODULES, Phase, current_task, early_bound, is_finalizing
 from torch_utils.errors import SignalError
 
 TYPE_CHECKING = False  # see _runtime
@@ -34,17 +34,6 @@ _HANDLERS: dict[int, Any] = {}  # the program's own, by signal
 _NOTED: list[int] = []
 _BLOCKS: WeakSet[DeferredSignals] = WeakSet()  # the block that has replaced handlers
 _PIDS = [0]  # the process that entered it
-
-
-def _may_raise(handler: Any) -> bool:
-    """Return whether a handler is deferred.
-
-    asyncio's own does nothing. To replace it would interrupt system calls from then on, because
-    `signal.signal` clears the flag SA_RESTART, which asyncio sets.
-    """
-    events = MODULES.get("asyncio.unix_events")
-    is_of_loop = handler is getattr(events, "_sighandler_noop", None)
-    return not is_of_loop and getattr(handler, "is_deferred", True)
 
 
 def _is_stale() -> bool:
@@ -106,9 +95,13 @@ class DeferredSignals:
             _put_back()
             _NOTED.clear()
             _PIDS[0] = getpid()
+            # asyncio's own handler does nothing. To replace it would interrupt system calls from
+            # then on, because `signal.signal` clears the flag SA_RESTART, which asyncio sets.
+            of_loop = getattr(MODULES.get("asyncio.unix_events"), "_sighandler_noop", None)
             for number in _SIGNALS:
                 handler = getsignal(number)
-                if callable(handler) and _may_raise(handler):
+                is_deferred = handler is not of_loop and getattr(handler, "is_deferred", True)
+                if callable(handler) and is_deferred:
                     _BLOCKS.add(self)
                     _HANDLERS[number] = handler
                     signal.signal(number, _note)
@@ -124,7 +117,7 @@ class DeferredSignals:
         try:
             _put_back()
         finally:
-            if PHASE.exiting:  # The program is ending already.
+            if Phase.exiting:  # The program is ending already.
                 _NOTED.clear()
             _call_handlers()
 
@@ -199,7 +192,7 @@ def _runs_exit_callbacks(frame: FrameType | None) -> bool:
     """Return whether the main thread runs exit callbacks, from a frame of that thread."""
     threading = MODULES.get("threading")
     if threading is None or threading.main_thread().is_alive():
-        return PHASE.exiting
+        return Phase.exiting
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
     # Before the exit callbacks, Python joins the other threads.
@@ -216,9 +209,9 @@ def exit_on_signals(*signals: int) -> SignalExit:
     A signal during a release waits until that ends. One during the exit callbacks does not break
     them off. An earlier handler of the program is called first; Python's own handler for SIGINT is
     replaced. More than `REPEAT_S` seconds later, a second signal takes the default action and ends
-    the program immediately. Python discards exceptions in
-    destructors, in callbacks of weak references and in some imports of extension modules. There
-    this one is lost as well, and only the second signal ends the program.
+    the program immediately. Python discards exceptions in destructors, in callbacks of weak
+    references and in some imports of extension modules. There this one is lost as well, and only
+    the second signal ends the program.
 
     Args:
         *signals: The signals to handle, such as ``signal.SIGINT``; ``signal.SIGTERM`` by default.

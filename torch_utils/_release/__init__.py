@@ -1,6 +1,5 @@
 """release(): empty what is passed, and let reference counts decide about the rest.
 
-`run` has the steps. `counting` says what is emptied and counts its memory by weak references,
-`tombstones` empties it, and `holders` finds what refers to the rest. Only `objects` reads foreign
-objects.
+`run` has the steps, `counting` counts the memory by weak references and finds what still holds it,
+and only `objects` reads and empties foreign objects.
 """

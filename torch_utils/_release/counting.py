@@ -1,4 +1,4 @@
-"""Find what a release empties, and count its memory by weak references to storages.
+"""Count the memory of what a release empties, and find what still holds it.
 
 A weak reference to a tensor dies while a numpy view or an autograd graph still keeps the memory. A
 weak reference to the tensor's storage, which holds the memory, does not.
@@ -6,41 +6,30 @@ weak reference to the tensor's storage, which holds the memory, does not.
 Reference counts decide how far the counting goes, as they decide what Python frees: a part is
 entered if nothing but the released objects refers to it. Another part stays whole, so it is counted
 as one: it may still go, as a part of a cycle. Nothing here decides what is emptied.
+
+The search for holders goes from the memory towards the variables. The garbage collector knows what
+refers to an object; each step is one pass over the heap. It changes nothing and runs no code of the
+program. Variables of running functions are read from Python 3.13 on; before, reading them would
+keep them alive.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
-import types
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from gc import get_referents
+from traceback import walk_tb
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 from weakref import ref
 
-from torch_utils._release.objects import (
-    FUNCTIONS,
-    NOT_ENTERED,
-    NOT_ENTERED_PACKAGES,
-    SUSPENDABLE,
-    array_class,
-    attributes_of,
-    bases_of,
-    class_contents,
-    dictionary_slot,
-    find_in_class,
-    is_among,
-    is_instance,
-    is_released,
-    items_of,
-    module_of,
-    name_of,
-    parts_of,
-    slots_of,
-)
+from torch_utils._oom import clear_frame
+from torch_utils._release import objects
+from torch_utils._release.objects import Root, is_among, is_instance, name_of
 from torch_utils._runtime import DEBUG, log, private, reference_counts, whole_torch
 
 
@@ -60,7 +49,6 @@ _SPARSE_PARTS = (
     *("_indices", "_values", "crow_indices", "col_indices", "ccol_indices", "row_indices"),
     "values",
 )
-_LONGEST_NAME = 200  # The names of deeply nested parts would fill the memory.
 
 
 class _Arrays:
@@ -98,7 +86,10 @@ class Held:
     is_expected: bool
     part: int | None
     _kind: Any
-    _weak: Any
+    _weak: Any  # first the memory itself
+
+    def __post_init__(self) -> None:
+        self._weak = self._kind._weak_ref(self._weak)
 
     def is_gone(self) -> bool:
         """Return whether it was freed."""
@@ -120,25 +111,6 @@ class Part(NamedTuple):
     get: Callable[[], Any]
 
 
-@dataclass(slots=True)
-class Root:
-    """An object that was passed, by itself or in a container.
-
-    Attributes:
-        is_passed: Whether by itself.
-        close: What closes it, if anything does.
-        is_found: Whether it holds memory: a tensor, a module, an array, packed weights.
-        is_training: Whether most of what it refers to belongs to others, as in an optimizer.
-    """
-
-    thing: Any
-    name: str
-    is_passed: bool = True
-    close: Callable[[], Any] | None = None
-    is_found: bool = False
-    is_training: bool = False
-
-
 class _Visit(NamedTuple):
     """An object whose parts are to be examined."""
 
@@ -146,10 +118,6 @@ class _Visit(NamedTuple):
     name: str
     root: Root
     is_expected: bool
-
-
-SKIPPED, TENSOR, ARRAY, PACKED, MODULE, OTHER = range(6)
-_MEMORY = (TENSOR, PACKED, MODULE)  # What makes its owner one that is emptied.
 
 
 class Inventory:
@@ -171,7 +139,8 @@ class Inventory:
         torch: Any = whole_torch()
         self._torch = torch
         self._follows_functions = follows_functions
-        self._array = array_class()
+        self._array = objects.array_class()
+        self._plain = () if torch is None else (torch.nn.Parameter, torch.Tensor)
         self._counts_storages = private(torch, "UntypedStorage._weak_ref") is not None
         self._kinds: dict[int, tuple[int, type]] = {}
         self._held: dict[int, Held] = {}
@@ -183,33 +152,12 @@ class Inventory:
         self.is_partial: bool = False
         self.has_graph: bool = False
 
-    def kind(self, thing: Any) -> int:
-        """Return how an object is counted; the same for all objects of its class."""
-        kind = type(thing)
+    def kind_of(self, kind: type) -> int:
+        """Return how objects of a class are counted."""
         known = self._kinds.get(id(kind))
         if known is None:
-            known = self._kinds[id(kind)] = self._kind_of(kind), kind
+            known = self._kinds[id(kind)] = objects.kind_of(kind, self._follows_functions), kind
         return known[0]
-
-    def _kind_of(self, kind: type) -> int:
-        bases = bases_of(kind)
-        if name_of(kind) in ("ScriptObject", "RecursiveScriptModule"):  # Weights in C++.
-            return PACKED
-        if self._torch is not None:
-            if is_among(self._torch.Tensor, bases):
-                return TENSOR
-            if is_among(self._torch.nn.Module, bases):
-                return MODULE
-        if is_among(self._array, bases):
-            return ARRAY
-        if is_training_class(kind):
-            return MODULE
-        is_released = "_is_tombstone" in class_contents(kind)
-        not_entered = NOT_ENTERED if self._follows_functions else (*NOT_ENTERED, *FUNCTIONS)
-        if is_released or any(is_among(base, bases) for base in not_entered):
-            return SKIPPED
-        packages = {module_of(base).partition(".")[0] for base in bases}
-        return OTHER if packages.isdisjoint(NOT_ENTERED_PACKAGES) else SKIPPED
 
     # Counting
 
@@ -217,34 +165,39 @@ class Inventory:
         """Count what objects hold, as far as nothing else refers to it.
 
         A part is entered when all references to it were met on the way. What remains in the end is
-        counted part by part. Call it inside `without_overrides`.
+        counted part by part.
         """
+        with without_overrides(self._torch):
+            self._count(roots)
+
+    def _count(self, roots: list[Root]) -> None:
         known = {id(root.thing) for root in roots}
         pending: list[_Visit] = []
         for root in roots:
-            root.is_training = is_training_class(type(root.thing))
-            self._enter(_Visit(root.thing, root.name, root, not root.is_training), pending)
+            is_own = self.kind_of(type(root.thing)) != objects.TRAINING
+            self._enter(_Visit(root.thing, root.name, root, is_own), pending)
         others: dict[int, _Visit] = {}
         self.met = met = Counter[int]()
         while pending:
             thing, name, root, is_expected = pending.pop()
+            is_training = self.kind_of(type(root.thing)) == objects.TRAINING
             # Lists of plain values: tuples would set off garbage collections.
             parts: list[Any] = []
             labels: list[str] = []
-            for part, label in parts_of(thing):
+            for part, label in objects.parts_of(thing):
                 if id(part) in known:  # It is emptied itself.
-                    root.is_found |= self.kind(part) in _MEMORY
-                elif self.kind(part):
+                    root.is_found |= self.kind_of(type(part)) in objects.MEMORY
+                elif self.kind_of(type(part)):
                     parts.append(part)
                     labels.append(label)
             thing = part = None
             shared = []
             for index, count in enumerate(reference_counts(parts)):
                 label, is_own = labels[index], is_expected
-                if root.is_training:
+                if is_training:
                     # Only the state of an optimizer is its own, without the parameters in it.
                     is_own = label == ".state" or (is_expected and label != ".keys()")
-                visit = _Visit(parts[index], (name + label)[:_LONGEST_NAME], root, is_own)
+                visit = _Visit(parts[index], (name + label)[: objects.LONGEST_NAME], root, is_own)
                 if count == 1:
                     self._enter(visit, pending)
                 else:
@@ -266,19 +219,21 @@ class Inventory:
 
     def _enter(self, visit: _Visit, pending: list[_Visit]) -> None:
         """Count a tensor or an array; add another object to those whose parts are examined."""
-        kind = self.kind(visit.thing)
+        kind = self.kind_of(type(visit.thing))
         # An object in a container may be a companion, such as a preprocessor with an array.
-        visit.root.is_found |= kind in _MEMORY or (kind == ARRAY and visit.root.is_passed)
-        self.is_partial = self.is_partial or kind == PACKED
-        if kind == TENSOR:
+        visit.root.is_found |= kind in objects.MEMORY or (
+            kind == objects.ARRAY and visit.root.is_passed
+        )
+        self.is_partial = self.is_partial or kind == objects.PACKED
+        if kind == objects.TENSOR:
             self._add_tensor(visit.thing, visit.name, visit.is_expected)
-        if kind == ARRAY:
+        if kind == objects.ARRAY:
             self._add_array(visit.thing, visit.name, visit.is_expected)
-        elif kind != TENSOR or not is_plain(self._torch, visit.thing):
+        elif kind != objects.TENSOR or not is_among(type(visit.thing), self._plain):
             pending.append(visit)
         else:
             # Reading ``__dict__`` would create it. Torch may hide what a tensor refers to.
-            inner = get_referents(visit.thing)
+            inner = gc.get_referents(visit.thing)
             if not inner or dict in map(type, inner):
                 pending.append(visit)
 
@@ -294,10 +249,10 @@ class Inventory:
         if not visit.root.is_passed:  # What lies behind it does not belong to a companion.
             visit = visit._replace(root=Root(None, ""))
         while pending and self._looks_left > 0:
-            for inner, _ in parts_of(pending.pop().thing):
+            for inner, _ in objects.parts_of(pending.pop().thing):
                 if self._looks_left <= 0:
                     break
-                if id(inner) not in seen and self.kind(inner):
+                if id(inner) not in seen and self.kind_of(type(inner)):
                     self._looks_left -= 1
                     seen.add(id(inner))
                     self._enter(visit._replace(thing=inner), pending)
@@ -317,14 +272,15 @@ class Inventory:
                 self._add_storages(gradient, f"{name}.grad", is_expected)
 
     def _add_storages(self, tensor: Any, name: str, is_expected: bool) -> None:
-        storages = storages_of(self._torch, tensor)
+        torch = self._torch
+        storages = storages_of(torch, tensor)
         self.is_partial = self.is_partial or not storages  # Opaque layouts, such as mkldnn's.
         for storage in storages:
             try:
-                key, device = storage._cdata, storage.device
-                if storage.data_ptr() and device.type != "meta":
-                    what = name, storage.nbytes(), name_of_device(device), key, is_expected
-                    self._add(*what, self._torch.UntypedStorage, storage)
+                device = storage.device
+                if device.type != "meta" and storage.data_ptr():
+                    what = (name, storage.nbytes(), name_of_device(device), storage._cdata)
+                    self._add(Held(*what, is_expected, self._part, torch.UntypedStorage, storage))
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Fake and functional tensors have no real storage.
                 log(DEBUG, "%s: its storage cannot be counted: %r", name, error)
@@ -335,22 +291,13 @@ class Inventory:
             array = base
         if base is None:
             nbytes = self._array.nbytes.__get__(array)
-            self._add(name, nbytes, "host", id(array), is_expected, _Arrays, array)
+            what = (name, nbytes, "host", id(array))
+            self._add(Held(*what, is_expected, self._part, _Arrays, array))
 
-    def _add(
-        self,
-        name: str,
-        nbytes: int,
-        device: str,
-        key: int,
-        is_expected: bool,
-        kind: Any,
-        memory: Any,
-    ) -> None:
-        known = self._held.get(key)
-        if nbytes and (known is None or (is_expected and not known.is_expected)):
-            weak = kind._weak_ref(memory)
-            self._held[key] = Held(name, nbytes, device, key, is_expected, self._part, kind, weak)
+    def _add(self, held: Held) -> None:
+        known = self._held.get(held.key)
+        if held.nbytes and (known is None or (held.is_expected and not known.is_expected)):
+            self._held[held.key] = held
 
     # Results
 
@@ -381,28 +328,8 @@ def inventory_of(thing: Any) -> Inventory:
     shared objects are not counted.
     """
     inventory = Inventory()
-    with without_overrides(whole_torch()):
-        inventory.count([Root(thing, name_of(type(thing)))])
+    inventory.count([Root(thing, name_of(type(thing)))])
     return inventory
-
-
-def is_training_class(kind: type) -> bool:
-    """Return whether objects of a class refer to memory of other owners, such as an optimizer."""
-    return any(
-        name_of(base) in _TRAINING and module_of(base).startswith(("torch.", "accelerate."))
-        for base in bases_of(kind)
-    )
-
-
-_TRAINING = frozenset(
-    ("Optimizer", "LRScheduler", "GradScaler", "DataLoader", "AcceleratedScheduler")
-)
-
-
-def is_plain(torch: Any, tensor: Any) -> bool:
-    """Return whether a tensor's class is torch's own, which has no slots."""
-    kind = type(tensor)
-    return kind is torch.nn.Parameter or kind is torch.Tensor
 
 
 @lru_cache(maxsize=100)
@@ -431,97 +358,159 @@ def storages_of(torch: Any, tensor: Any) -> list[Any]:
     return found
 
 
-# What a release empties
+# What holds it
 
-OTHERS = "Pass its models or tensors, or give it a close() method"
-_ONCE = "It can be read only once: pass list(...) of it, or the model itself"
-_ADVICE: list[tuple[tuple[type, ...], str]] = [
-    ((type,), "It is a class: pass an instance"),
-    ((types.ModuleType,), "It is a module of Python, such as numpy: pass the models in it"),
-    (FUNCTIONS, "It is a function: pass what it returns, such as load() instead of load"),
-    (SUSPENDABLE, _ONCE),
-]
-_STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
+RUNNING = "probably a local variable of a running function"
+_MOST_STEPS = 5  # from the memory to what has a name: its list, group, list of groups, attributes
+_MOST_THINGS = 64  # whose referrers one pass finds; it takes longer the more there are
+_UNNAMED = frozenset(
+    ("dict", "OrderedDict", "defaultdict", "list", "tuple", "set", "frozenset", "deque", "cell")
+)
+"""Classes whose objects are not named, but what refers to them."""
+
+Holders = dict[int, list[str]]
+"""Descriptions of what holds memory, by the memory's key."""
 
 
-def roots_of(objects: Sequence[Any], inventory: Inventory, caller: str = "release()") -> list[Root]:
-    """Return the objects to empty, each once; a container stands for what is in it.
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Read objects of the program, of which none may make a release fail."""
+    try:
+        with without_overrides(whole_torch()):
+            yield
+    except Exception as error:
+        # As said above.
+        log(DEBUG, "the search for what holds memory ended early: %s", type(error))
 
-    Raises:
-        TypeError: An object that was passed by itself can never be released.
+
+def find_holders(inventory: Inventory) -> Holders:
+    """Find what refers to memory that is still alive.
+
+    Never raises, and runs no code of the program. Safe from any thread; it may miss references
+    that other threads change meanwhile.
     """
-    roots: dict[int, Root] = {}
-    seen: set[int] = set()
-    passed: Iterator[tuple[Any, str]] = ((one, name_of(type(one))) for one in objects)
-    levels = [("", passed)]
-    while levels:
-        prefix, items = levels[-1]
-        thing, label = next(items, (None, None))
-        if label is None:
-            levels.pop()
-        if thing is None or id(thing) in seen or is_released(thing):
+    torch: Any = whole_torch()
+    found: Holders = {}
+    with _reading():
+        things, keys_of = _what_is_alive(inventory)
+        known: defaultdict[int, set[int]] = defaultdict(set)  # what each referrer leads to
+        for step in range(_MOST_STEPS):
+            del things[_MOST_THINGS:]
+            unnamed: list[Any] = []
+            keys_of_unnamed: dict[int, set[int]] = {}
+            visible = Counter[int]()
+            for referrer in gc.get_referrers(*things):
+                if referrer is things or type(referrer) is FrameType:  # Python 3.10 shows frames.
+                    continue
+                met = Counter(id(one) for one in gc.get_referents(referrer) if id(one) in keys_of)
+                visible.update(met)
+                lost = set[int]()
+                for one in met:
+                    keys = keys_of[one] - known[id(referrer)]
+                    names = _names_of(referrer, one)
+                    if names is None:
+                        lost |= keys - found.keys()
+                    for key in keys if names else ():
+                        found.setdefault(key, []).extend(names or ())
+                known[id(referrer)].update(*(keys_of[one] for one in met))
+                if lost:
+                    unnamed.append(referrer)
+                    keys_of_unnamed[id(referrer)] = lost
+            referrer = None
+            for value, name in _variables_of_functions():
+                for key in keys_of.get(value, ()):
+                    found.setdefault(key, []).append(name)
+            for number, count in enumerate(reference_counts(things) if step == 0 else ()):
+                # The garbage collector does not see variables of functions, nor autograd graphs in
+                # C++, which refer to tensors.
+                thing = things[number]
+                is_tensor = torch is not None and is_instance(thing, torch.Tensor)
+                if count > visible[id(thing)] and not is_tensor:
+                    for key in keys_of[id(thing)]:
+                        found[key] = found.get(key) or [RUNNING]
+            things, keys_of = unnamed, keys_of_unnamed
+    return found
+
+
+def clear_ended_frames(inventory: Inventory) -> None:
+    """Clear the frames of calls that have ended, if they lead to memory that is still alive.
+
+    They are those of tracebacks, such as of a stored exception. One pass over the heap finds them.
+    Never raises.
+    """
+    with _reading():
+        keys = {held.key for held in inventory.alive()}
+        for one in [each for each in gc.get_objects() if type(each) is TracebackType]:
+            behind = Inventory(most_looks=1000)
+            behind.count([Root(gc.get_referents(one.tb_frame), "")])
+            # A graph refers to the weights in C++.
+            if behind.has_graph or any(held.key in keys for held in behind.alive()):
+                for frame, _ in walk_tb(one):
+                    clear_frame(frame)
+
+
+def _what_is_alive(inventory: Inventory) -> tuple[list[Any], dict[int, set[int]]]:
+    """Return the objects that hold memory, the largest first, and the memory's keys by their ids.
+
+    What stays whole is the object; for other memory these are tensors that share it.
+    """
+    things: list[Any] = []
+    keys_of: defaultdict[int, set[int]] = defaultdict(set)
+    without_object = set()
+    for held in inventory.alive():
+        part = None if held.part is None else inventory.parts[held.part].get()
+        if part is None:
+            without_object.add(held.key)
             continue
-        seen.add(id(thing))
-        name, is_passed = f"{prefix}{label}"[:_LONGEST_NAME], len(levels) == 1
-        is_tensor = inventory.kind(thing) == TENSOR
-        inner = None if is_tensor else items_of(thing)
-        close = None if is_tensor else _closer_of(thing)
-        if inner is not None:
-            levels.append((name, inner))
-            if close is None and not attributes_of(thing):
-                continue
-            is_passed = False
-        advice = _refusal(thing, inventory, close)
-        if not advice:
-            name = name if is_tensor else name_of(type(thing))
-            roots[id(thing)] = Root(thing, name, is_passed, close)
-        elif is_passed:
-            raise unsupported(thing, advice, caller)
-    return list(roots.values())
+        if id(part) not in keys_of:
+            things.append(part)
+        keys_of[id(part)].add(held.key)
+    torch: Any = whole_torch()
+    if without_object and torch is not None:
+        kinds = (torch.Tensor, torch.nn.Parameter)
+        for tensor in gc.get_referrers(*kinds):  # Objects refer to their class.
+            if is_among(type(tensor), kinds):
+                for storage in storages_of(torch, tensor):
+                    if storage._cdata in without_object:
+                        things.append(tensor)
+                        keys_of[id(tensor)].add(storage._cdata)
+    return things, keys_of
 
 
-def _closer_of(thing: Any) -> Callable[[], Any] | None:
-    """Return what closes an object: its method, or a function in its attribute ``close``."""
-    close = attributes_of(thing).get("close")
-    if callable(close):
-        return close  # type: ignore[no-any-return]
-    method = find_in_class(type(thing), "close")
-    is_method = type(method) in (staticmethod, classmethod) or callable(method)
-    return (lambda: thing.close()) if is_method else None
+def _names_of(referrer: Any, wanted: int) -> list[str] | None:
+    """Describe what refers to the object with an id; None for a container."""
+    kind = type(referrer)
+    name = name_of(kind)
+    if kind is dict:
+        module = dict.get(referrer, "__name__")
+        known = sys.modules.get(module) if type(module) is str else None
+        if type(known) is not ModuleType or vars(known) is not referrer:
+            return None
+        named = [key for key, value in list(referrer.items()) if id(value) == wanted]
+        return [f"the variable {key!r} of module {module}" for key in named]
+    if name in _UNNAMED:
+        return None
+    if kind is FunctionType:
+        return [f"the function {referrer.__qualname__}()"]
+    torch: Any = whole_torch()
+    if torch is not None and is_instance(referrer, torch.nn.Module):
+        return [f"another module ({name})"]
+    if torch is not None and is_instance(referrer, torch.optim.Optimizer):
+        return [f"an optimizer ({name})"]
+    return [f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"]
 
 
-def _refusal(thing: Any, inventory: Inventory, close: Callable[[], Any] | None) -> str:
-    """Return why an object can never be released, and what to pass instead; "" if it may be.
-
-    An object with attributes may be: it may load its model later.
-    """
-    kind, sort = type(thing), inventory.kind(thing)
-    if sort == TENSOR:
-        is_nested = whole_torch().Tensor.is_nested.__get__(thing)  # type: ignore[union-attr]
-        return "It is a nested tensor, which cannot be emptied: use `del`" if is_nested else ""
-    bases = bases_of(kind)
-    for classes, advice in _ADVICE:
-        if any(is_among(base, bases) for base in classes):
-            return advice
-    if sort == ARRAY:
-        return "The last reference to an array keeps its memory: use `del`"
-    if any(module_of(base).partition(".")[0] == "faiss" for base in bases):
-        return "Call the reset() of the faiss index, and delete the variables that refer to it"
-    if any(thing is getattr(sys, name, None) for name in _STREAMS):
-        return "The program uses this stream"
-    if close is None and find_in_class(kind, "__next__") is not None:
-        return _ONCE
-    has_attributes = bool(slots_of(kind)) or dictionary_slot(kind) is not None
-    is_able = sort == MODULE or close is not None or has_attributes
-    return "" if is_able and sort != SKIPPED else OTHERS
-
-
-def unsupported(thing: Any, advice: str, caller: str = "release()") -> TypeError:
-    """Return the error for an object that cannot be released."""
-    kind = f"{module_of(type(thing))}.{name_of(type(thing))}"
-    article = "an" if kind[:1].lower() in "aeiou" else "a"
-    verb = "move" if caller == "offload()" else "release"
-    rest = "Nothing was changed"
-    if caller not in ("release()", "offload()"):
-        rest = "Or pass it to manage() with a function as close="
-    return TypeError(f"{caller} cannot {verb} {article} {kind}. {advice}. {rest}.")
+def _variables_of_functions() -> Iterator[tuple[int, str]]:
+    """Yield the ids of the values of variables of running functions, and their descriptions."""
+    frames = list(sys._current_frames().values()) if sys.version_info >= (3, 13) else []
+    while frames:
+        # One of them is this function's own. A variable that still refers to it at the end would
+        # make a cycle, which keeps the variables of all its callers.
+        frame: FrameType | None = frames.pop()
+        while frame is not None:
+            if frame.f_locals is not frame.f_globals:
+                function = frame.f_code.co_name
+                for name, value in list(frame.f_locals.items()):
+                    yield id(value), f"the variable {name!r} of {function}()"
+                value = None
+            frame = frame.f_back

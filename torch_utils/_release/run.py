@@ -14,35 +14,24 @@ import sys
 import threading
 import time
 from _thread import RLock
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from torch_utils._memory import (
-    MemorySnapshot,
-    clear_caches_of_torch,
-    empty_caches,
-    memory_snapshot,
-    query,
-)
-from torch_utils._memory import trim_host as trim_host_heap
+from torch_utils import _memory
 from torch_utils._oom import clear_exception_frames
 from torch_utils._registry import QUIET_THREADS, ensure_ran
+from torch_utils._release import objects
 from torch_utils._release.counting import (
-    OTHERS,
-    TENSOR,
+    Holders,
     Inventory,
-    Root,
-    roots_of,
-    unsupported,
+    clear_ended_frames,
+    find_holders,
     without_overrides,
 )
-from torch_utils._release.holders import Holders, clear_ended_frames, find_holders
-from torch_utils._release.objects import dictionary_slot, find_in_class, is_released, name_of
-from torch_utils._release.tombstones import bury, empty_tensor
-from torch_utils._report import CleanupReport, StillHeld, is_in_use, variables_first
+from torch_utils._release.objects import Root, is_released, name_of
+from torch_utils._report import CleanupReport, StillHeld, is_variable
 from torch_utils._runtime import (
     DEBUG,
     ERROR,
@@ -62,13 +51,6 @@ LEAST_BYTES = 1 << 20
 _PACKAGE = __name__.partition(".")[0]
 
 
-def check_collect(collect: str) -> None:
-    """Check the value of ``collect``."""
-    if collect not in ("auto", "young", "never", "full"):
-        raise ValueError(f'collect must be "auto", "young", "never" or "full", got {collect!r}')
-
-
-@dataclass
 class Release:
     """One release and its state.
 
@@ -79,22 +61,38 @@ class Release:
         collects_all: Whether frames were cleared that held memory in cycles.
     """
 
-    collect: Collect
-    trim_host: bool
-    thorough: bool
-    empty_cache: bool = True
-
-    def __post_init__(self) -> None:
-        check_collect(self.collect)
+    def __init__(
+        self,
+        *,
+        collect: Collect,
+        trim_host: bool,
+        thorough: bool,
+        empty_cache: bool = True,
+        empties_all: bool = False,
+    ) -> None:
+        if collect not in get_args(Collect):
+            raise ValueError(f'collect must be "auto", "young", "never" or "full", got {collect!r}')
+        self.collect, self.trim_host, self.thorough = collect, trim_host, thorough
+        self.empty_cache, self.empties_all = empty_cache, empties_all
         self.errors: list[BaseException] = []
-        self.empties_all = self.collects_all = self._has_called = False
+        self.collects_all = self._has_called = False
         self._place = _place_of_caller()
-        self._holders: Holders = {}
-        self._started = 0.0
-        self._before = MemorySnapshot()
         self.inventory = Inventory()
 
-    def run(self, objects: Sequence[Any], *, is_again: bool = False) -> None:
+    def start(self) -> None:
+        """Measure the memory, unless this has started.
+
+        A release that begins inside another one of this thread, such as in a ``close()``, counts as
+        a part of it: both count the same memory, and the outer one collects garbage and trims.
+        """
+        if not hasattr(self, "_before"):
+            self._outer: Release | None = getattr(_UNDER_WAY, "release", None)
+            self._started = time.perf_counter()
+            # Not in `__init__`: a scope may start before torch is imported.
+            self.inventory = Inventory() if self._outer is None else self._outer.inventory
+            self._before = _memory.memory_snapshot()
+
+    def run(self, things: Sequence[Any], *, is_again: bool = False) -> None:
         """Release objects: examine all of them, close them, and then empty them.
 
         The lock is held while objects are examined and emptied, not while code of the program
@@ -102,45 +100,43 @@ class Release:
         release is closing at the time is left to that one.
 
         Args:
-            objects: The objects to release.
+            things: The objects to release.
             is_again: Whether they were accepted before; some may be empty by now.
 
         Raises:
             TypeError: An object cannot be released. Nothing was changed.
         """
         if is_shutting_down():
-            self._close_at_exit(objects)
+            self._close_at_exit(things)
             return
         trash: list[Any] = []
         roots: list[Root] = []
-        with self.under_way():
-            try:
-                with _LOCK, without_overrides(whole_torch()):
-                    roots = self._examine(objects, is_again)
-                    _CLOSING.update((id(root.thing), root.thing) for root in roots)
-                for root in roots:
-                    self._close(root)
-                with _LOCK, without_overrides(whole_torch()):
-                    self._empty(roots, trash)
-            finally:
-                for root in roots:
-                    _CLOSING.pop(id(root.thing), None)
-            QUIET_THREADS.append(threading.get_ident())
-            try:
-                trash.clear()
-            finally:
-                QUIET_THREADS.remove(threading.get_ident())
+        try:
+            with _LOCK, without_overrides(whole_torch()):
+                roots = self._examine(things, is_again)
+                _CLOSING.update((id(root.thing), root.thing) for root in roots)
+            for root in roots:
+                self._close(root)
+            with _LOCK, without_overrides(whole_torch()):
+                self._empty(roots, trash)
+        finally:
+            for root in roots:
+                _CLOSING.pop(id(root.thing), None)
+        QUIET_THREADS.append(threading.get_ident())
+        self.call("the parts", trash.clear)
+        QUIET_THREADS.remove(threading.get_ident())
 
-    def _close_at_exit(self, objects: Sequence[Any]) -> None:
+    def _close_at_exit(self, things: Sequence[Any]) -> None:
         """Call ``close()`` only. The lock is not needed, and a thread that has it may hang."""
-        for root in roots_of(objects, self.inventory):
+        for root in objects.roots_of(things, self.inventory.kind_of):
             if root.close is not None and id(root.thing) not in _CLOSING:
                 _CLOSING[id(root.thing)] = root.thing
-                self._call(f"{name_of(type(root.thing))}.close()", root.close)
+                self.call(f"{name_of(type(root.thing))}.close()", root.close)
 
-    def _examine(self, objects: Sequence[Any], is_again: bool) -> list[Root]:
+    def _examine(self, things: Sequence[Any], is_again: bool) -> list[Root]:
         """Count the memory of objects, and return those to close or to empty."""
-        roots = [r for r in roots_of(objects, self.inventory) if id(r.thing) not in _CLOSING]
+        found = objects.roots_of(things, self.inventory.kind_of)
+        roots = [root for root in found if id(root.thing) not in _CLOSING]
         try:
             self.inventory.count(roots)
         except Exception as error:  # Any object of the program is read.
@@ -148,66 +144,55 @@ class Release:
             return roots
         for root in roots:
             if root.is_passed and not (is_again or root.is_found or root.close):
-                raise unsupported(root.thing, OTHERS)
+                raise objects.unsupported(root.thing, objects.OTHERS)
         return [root for root in roots if root.is_found or root.close]
 
     def _close(self, root: Root) -> None:
         """Run what an object itself does at its end, while it is whole."""
         name = name_of(type(root.thing))
         if root.close is not None:
-            self._call(f"{name}.close()", root.close)
-            root.is_found = self._holds_memory(root)
-        destructor = find_in_class(type(root.thing), "__del__")
+            self._has_called = True
+            self.call(f"{name}.close()", root.close)
+            # If it holds nothing now, it stays what it is.
+            closed = Root(root.thing, root.name)
+            self.call(root.name, partial(Inventory(follows_functions=False).count, [closed]))
+            root.is_found = closed.is_found
+        destructor = objects.find_in_class(type(root.thing), "__del__")
         if destructor is not None and root.is_found:
-            if dictionary_slot(type(root.thing)) is None:
+            if objects.dictionary_slot(type(root.thing)) is None:
                 root.is_found = False  # Python will call it, on the whole object.
             elif not is_released(root.thing):
-                self._call(f"{name}.__del__()", lambda: destructor(root.thing))
+                self._has_called = True
+                self.call(f"{name}.__del__()", partial(destructor, root.thing))
 
-    def _holds_memory(self, root: Root) -> bool:
-        """Return whether a closed object still holds memory; otherwise it stays what it is."""
-        closed = Root(root.thing, root.name)
-        try:
-            with without_overrides(whole_torch()):
-                Inventory(follows_functions=False).count([closed])
-        except Exception as error:  # As in `_examine`.
-            self.failed(root.name, error)
-        return closed.is_found
+    def call(self, name: str, function: Any, use: Any = ensure_ran) -> Any:
+        """Call a function of the program; return what ``use`` returns for its result.
 
-    def _call(self, name: str, function: Any) -> None:
-        self._has_called = True
+        Each step runs, whatever the others raise. What is not an Exception is raised at the end.
+        """
+        outer = getattr(_UNDER_WAY, "release", None)
+        _UNDER_WAY.release = self
         try:
-            ensure_ran(function())
+            return use(function())
         except BaseException as error:
-            # Each object is released, whatever the others raise. `raise_interrupt` raises what is
-            # not an Exception later.
+            # As said above. The error keeps this frame, and with it the function's arguments.
+            del function
             self.failed(name, error)
+            return None
+        finally:
+            _UNDER_WAY.release = outer
 
     def _empty(self, roots: list[Root], trash: list[Any]) -> None:
         for root in roots:
             try:
                 if not root.is_found or is_released(root.thing):
                     continue
-                if self.inventory.kind(root.thing) == TENSOR:
-                    empty_tensor(root.thing, root.name, trash)
+                if self.inventory.kind_of(type(root.thing)) == objects.TENSOR:
+                    objects.empty_tensor(root.thing, root.name, trash)
                 else:
-                    bury(root.thing, f"this {root.name}", self._place, trash)
-            except BaseException as error:  # As in `_call`.
+                    objects.bury(root.thing, f"this {root.name}", self._place, trash)
+            except BaseException as error:  # As in `call`.
                 self.failed(root.name, error)
-
-    @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Count nested releases of this thread, such as in a ``close()``, as part of this one."""
-        outer = _outer_release()
-        _UNDER_WAY.release = self
-        if not self._started:  # Not in `__init__`: a scope may start before torch is imported.
-            self._started = time.perf_counter()
-            self._before = memory_snapshot()
-            self.inventory = Inventory() if outer is None else outer.inventory
-        try:
-            yield
-        finally:
-            _UNDER_WAY.release = outer
 
     def failed(self, name: str, error: BaseException) -> None:
         """Record the exception of one step, and log it once."""
@@ -219,49 +204,40 @@ class Release:
         if not is_shutting_down():  # The report must not keep its frames alive.
             clear_exception_frames(error)
 
-    def raise_interrupt(self) -> None:
-        """Raise the first exception that is not an Exception, such as KeyboardInterrupt."""
-        for error in self.errors:
-            if not isinstance(error, Exception):
-                raise error
-
     def finish(self) -> CleanupReport:
-        """Collect garbage, trim the heap and empty the caches as requested, and report.
-
-        A nested release leaves this to the outer one, and both count the same memory.
-        """
-        outer = _outer_release()
+        """Collect garbage, trim the heap and empty the caches as requested, and report."""
         if is_shutting_down():
             return CleanupReport(
                 errors=tuple(self.errors),
                 duration_s=time.perf_counter() - self._started,
                 skipped="the program is ending, and the system takes the memory back",
             )
-        if outer is None:
-            self._give_back()
-        report = self._report()
-        if outer is None and LISTENERS:
+        if self._outer is not None:
+            return self._report({})
+        report = self._report(self._give_back())
+        if LISTENERS:
             notify("release", report=report)
         return report
 
-    def _give_back(self) -> None:
+    def _give_back(self) -> Holders:
         if self.thorough:
-            clear_caches_of_torch()
+            _memory.clear_caches_of_torch()
         torch: Any = whole_torch()
         if torch is not None:  # In this thread it keeps copies of weights.
-            query(torch.clear_autocast_cache, None, "autocast's cache")
-        self._collect_garbage()
+            _memory.query(torch.clear_autocast_cache, None, "autocast's cache")
+        holders = self._collect_garbage()
         # Weights that were mapped from a file count too: the heap has what the model computed.
         freed_bytes = self.inventory.freed_bytes()
         is_all = self.empties_all or self.thorough or self.collect == "full"
         if self.empty_cache and (is_all or freed_bytes.keys() - {"host"}):
-            empty_caches()
+            _memory.empty_caches()
         is_large = freed_bytes.get("host", 0) >= LEAST_BYTES
         if self.trim_host and (is_all or is_large or self.inventory.is_partial or self._has_called):
-            trim_host_heap()
+            _memory.trim_host()
+        return holders
 
-    def _collect_garbage(self) -> None:
-        """Collect garbage as little as possible: only if memory is alive.
+    def _collect_garbage(self) -> Holders:
+        """Collect garbage as little as possible: only if memory is alive. Return what holds it.
 
         Young generations are cheap. What still exists then may be a variable of a call that has
         ended. If no other variable refers to it, it is in a cycle, or an object keeps it: only a
@@ -277,33 +253,35 @@ class Release:
                     gc.collect(generation)
         if inventory.alive() and self.collect in ("auto", "full"):
             clear_ended_frames(inventory)
-        if inventory.alive():
-            self._holders = find_holders(inventory)
-        explained = {k for k, holders in self._holders.items() if any(map(is_in_use, holders))}
-        unexplained = [held.nbytes for held in inventory.alive() if held.key not in explained]
-        is_large = sum(unexplained) >= LEAST_BYTES
-        if is_auto and (inventory.is_partial or is_large):
+        holders = find_holders(inventory) if inventory.alive() else {}
+        # Of what a variable holds, a garbage collection frees nothing.
+        unexplained = [
+            held.nbytes
+            for held in inventory.alive()
+            if not any(" variable " in holder for holder in holders.get(held.key, ()))
+        ]
+        if is_auto and (inventory.is_partial or sum(unexplained) >= LEAST_BYTES):
             gc.collect()
-            if inventory.alive():
-                self._holders = find_holders(inventory)
+            holders = find_holders(inventory) if inventory.alive() else {}
+        return holders
 
-    def _report(self) -> CleanupReport:
+    def _report(self, holders: Holders) -> CleanupReport:
         held: dict[tuple[int | None, int, str], StillHeld] = {}
         for one in self.inventory.alive():
             # What stays whole is named as a whole.
             name = one.what if one.part is None else self.inventory.parts[one.part].name
             key = (one.part, one.key if one.part is None else 0, one.device)
             nbytes = one.nbytes + (held[key].nbytes if key in held else 0)
-            holders = variables_first(self._holders.get(one.key, []))
-            held[key] = StillHeld(name, nbytes, one.device, holders)
-        freed = {one.device: 0 for one in held.values()} | self.inventory.freed_bytes()
+            names = dict.fromkeys(holders.get(one.key, ()))
+            variables_first = tuple(sorted(names, key=lambda name: not is_variable(name)))
+            held[key] = StillHeld(name, nbytes, one.device, variables_first)
         return CleanupReport(
-            freed_bytes=freed,
+            freed_bytes={one.device: 0 for one in held.values()} | self.inventory.freed_bytes(),
             still_held=tuple(sorted(held.values(), key=lambda one: -one.nbytes)),
             errors=tuple(self.errors),
             duration_s=time.perf_counter() - self._started,
             before=self._before,
-            after=memory_snapshot(),
+            after=_memory.memory_snapshot(),
         )
 
 
@@ -311,14 +289,8 @@ _LOCK = RLock()
 """Serialises releases, for milliseconds each."""
 _CLOSING: dict[int, Any] = {}
 """The objects of all releases that are under way, by their ids."""
-
-
 _UNDER_WAY = threading.local()
-"""Its attribute ``release`` is the innermost release of each thread."""
-
-
-def _outer_release() -> Release | None:
-    return getattr(_UNDER_WAY, "release", None)
+"""Its attribute ``release`` is the release that calls a function of the program in a thread."""
 
 
 def _renew_lock() -> None:
@@ -396,9 +368,13 @@ def release(
     try:
         with DeferredSignals():
             work = Release(
-                collect=collect, trim_host=trim_host, thorough=thorough, empty_cache=empty_cache
+                collect=collect,
+                trim_host=trim_host,
+                thorough=thorough,
+                empty_cache=empty_cache,
+                empties_all=not objects,
             )
-            work.empties_all = not objects
+            work.start()
             work.run(objects)
             report = work.finish()
     except Exception as error:
@@ -407,5 +383,7 @@ def release(
             raise
         log(DEBUG, "not released: %r", error)
         return CleanupReport(skipped="the interpreter is shutting down")
-    work.raise_interrupt()
+    for failure in work.errors:
+        if not isinstance(failure, Exception):  # Such as KeyboardInterrupt.
+            raise failure
     return report

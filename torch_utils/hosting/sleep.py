@@ -18,13 +18,18 @@ from weakref import ref
 
 from torch_utils._memory import empty_caches
 from torch_utils._release.counting import (
-    PACKED,
     Inventory,
     name_of_device,
-    roots_of,
     without_overrides,
 )
-from torch_utils._release.objects import attributes_of, bases_of, find_in_class, name_of
+from torch_utils._release.objects import (
+    PACKED,
+    attributes_of,
+    bases_of,
+    find_in_class,
+    name_of,
+    roots_of,
+)
 from torch_utils._report import StillHeld
 from torch_utils._resource import add_note, takes_precedence
 from torch_utils._runtime import DEBUG, import_torch, log, private, reference_counts
@@ -173,7 +178,7 @@ class _Finder(Inventory):
         for name in _NAMES:
             if private(torch, name) is None:
                 raise _refused("anything", f"torch {torch.__version__} lacks torch.{name}")
-        roots = roots_of(objects, self, "offload()")
+        roots = roots_of(objects, self.kind_of, "offload()")
         self._passed = {id(root.thing) for root in roots}
         self.count(roots)
 
@@ -191,7 +196,7 @@ class _Finder(Inventory):
         names = {name_of(base) for base in bases_of(type(thing))}
         if names & _OBSTACLES or any(map(contents.get, _OF_COMPILED)):
             return "TorchScript, CUDA graphs and compiled code have addresses or copies of tensors"
-        return "its weights are packed" if self.kind(thing) == PACKED else ""
+        return "its weights are packed" if self.kind_of(type(thing)) == PACKED else ""
 
     def _add_tensor(self, tensor: Any, name: str, is_expected: bool) -> None:
         super()._add_tensor(tensor, name, is_expected)

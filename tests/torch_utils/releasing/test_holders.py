@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -74,21 +73,6 @@ def test_holders_are_named() -> None:
     first, *_, last = report.still_held
     assert (first.nbytes, last.nbytes) == (400, 8), "what a variable holds comes first in the text"
     assert f"held by {VARIABLE}; pass it too" in str(report)
-
-
-def test_variables_of_modules_are_named_after_gc_freeze() -> None:
-    """Then the garbage collector does not tell that they refer to something."""
-    model = nn.ModuleList([nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)])
-    gc.freeze()
-    try:
-        KEPT["layer"], globals()["LAYER"] = model[0], model[1]
-        report = release(model)
-    finally:
-        gc.unfreeze()
-        del globals()["LAYER"]
-    named = {held.what: held.holders for held in report.still_held}
-    layer = f"the variable 'LAYER' of module {__name__}"
-    assert named == {"ModuleList.0": (VARIABLE,), "ModuleList.1": (layer,)}
 
 
 def test_local_variables_are_named_or_guessed() -> None:
