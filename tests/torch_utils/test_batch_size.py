@@ -69,6 +69,15 @@ def test_bare_decorator_starts_at_128_and_a_function_gives_smaller_sizes() -> No
                 second()
 
 
+def test_batch_size_in_the_call_is_refused() -> None:
+    @find_batch_size
+    def work(batch_size: int, text: str) -> None: ...
+
+    for arguments in ((32, "text"), ()):
+        with pytest.raises(TypeError, match=r"passes the batch size .* of .*work"):
+            work(*arguments)
+
+
 @pytest.mark.parametrize("start", [0, 2])
 def test_error_is_raised_if_no_size_fits(start: int) -> None:
     tried: list[int] = []

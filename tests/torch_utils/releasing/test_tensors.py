@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from tests.support.releasing import gone, weak
 from torch_utils import release
@@ -159,3 +161,13 @@ def test_tensor_that_retains_its_gradient_is_refused_with_advice() -> None:
     (error,) = release(activations).errors
     assert "retain_grad() was called on it; use `del`" in str(error)
     assert activations.grad is None
+
+
+def test_fake_tensors_are_released_without_real_memory() -> None:
+    real = torch.ones(4)
+    (storage,) = weak(real)
+    with FakeTensorMode():
+        fake = nn.Linear(4, 4)
+        report = release(fake, real)
+    assert (report.errors, report.freed_bytes) == ((), {"host": 16})
+    assert storage.expired()

@@ -93,3 +93,23 @@ def test_long_close_runs_once_and_delays_no_other_release() -> None:
     over.set()
     first.join()
     assert slow.closed == 1
+
+
+def test_releases_whose_close_releases_the_object_of_the_other_end() -> None:
+    class Partner:
+        other: Any
+
+        def __init__(self) -> None:
+            self.closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+            both_close.wait(TIMEOUT_S)
+            release(self.other)
+            both_close.wait(TIMEOUT_S)
+
+    both_close, first, second = threading.Barrier(2), Partner(), Partner()
+    first.other, second.other = second, first
+    reports = in_threads(partial(release, first), partial(release, second))
+    assert [report.errors for report in reports] == [(), ()]
+    assert (first.closed, second.closed) == (1, 1)
