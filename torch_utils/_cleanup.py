@@ -208,10 +208,7 @@ class SafePyTorchCleanup:
         """
         block = self._open_block()
         if not callable(fn):
-            raise TypeError(
-                f"the function must be callable, got {type(fn).__name__}; pass it without calling "
-                "it, and its arguments after it"
-            )
+            raise TypeError(f"fn must be callable, got {fn!r}; pass it without calling it")
         name = getattr(fn, "__qualname__", repr(fn))
         block.steps.append(_Step(name, functools.partial(fn, *args, **kwargs), None))
         return fn
@@ -225,10 +222,7 @@ class SafePyTorchCleanup:
             block.steps.clear()
             block.close()
         name = type(self).__name__
-        raise TorchUtilsError(
-            f"this {name} is open already and has one block at a time; create a {name} for each "
-            "block"
-        )
+        raise TorchUtilsError(f"this {name} is open already; create a {name} for each block")
 
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         block = self._block
@@ -269,16 +263,16 @@ class SafePyTorchCleanup:
             TypeError: ``function`` is a class, a generator function or not callable, or the scope
                 has resources, which would be released at the end of the first call.
         """
+        name = f"{type(self).__name__}()"
         if self._resources:
             raise TypeError(
-                f"{type(self).__name__}() takes no resources as a decorator, because the first "
-                "call would release them; manage them in a with block inside the function"
+                f"{name} takes no resources as a decorator; manage them in a block in the function"
             )
         is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if is_generator or isinstance(function, type) or not callable(function):
             raise TypeError(
-                f"{type(self).__name__}() decorates functions and coroutine functions, not "
-                f"{function!r}; use a with block instead"
+                f"{name} decorates functions and coroutine functions, not {function!r}; use a with "
+                "block instead"
             )
         is_coroutine = inspect.iscoroutinefunction(function)
         decorate = AsyncContextDecorator if is_coroutine else ContextDecorator
@@ -296,10 +290,7 @@ class SafePyTorchCleanup:
         if block is None or block.closed:
             raise TorchUtilsError(f"this {name} is not open; use it inside its with block")
         if block.pid != os.getpid():
-            raise TorchUtilsError(
-                f"this {name} was opened by the parent process, which releases only its own "
-                "resources; open a scope in this process"
-            )
+            raise TorchUtilsError(f"this {name} is of the parent process; open another one here")
         return block
 
 
@@ -321,8 +312,7 @@ def _needs_argument(function: Callable[..., Any], obj: Any) -> bool:
             signature.bind(*arguments)
             return bool(arguments)
     raise TypeError(
-        f"close={function!r} must be callable without arguments, or with the object alone; pass a "
-        "function that supplies the others"
+        f"close={function!r} must be callable without arguments, or with the object alone"
     )
 
 

@@ -189,8 +189,7 @@ def _device_memory() -> dict[str, DeviceMemory]:
     for backend in BACKENDS:
         for index in devices_in_use(backend, torch):
             name = f"{backend}:{index}"
-            read = functools.partial(_memory_of, backend, index, torch)
-            found[name] = query(read, None, f"memory of {name}")
+            found[name] = query(functools.partial(_memory_of, backend, index, torch), None, name)
     for index, (_, unused) in enumerate(query(lambda: _cards(torch), [], "NVML")):
         found.setdefault(f"cuda:{index}", unused)
     return {name: memory for name, memory in found.items() if memory is not None}
@@ -207,9 +206,7 @@ def memory_snapshot() -> MemorySnapshot:
         The memory in bytes. The host's numbers are 0 on systems other than Linux.
     """
     try:
-        if is_shutting_down():
-            return MemorySnapshot(_host_memory())
-        return MemorySnapshot(_host_memory(), _device_memory())
+        return MemorySnapshot(_host_memory(), {} if is_shutting_down() else _device_memory())
     except TypeError:  # Late in shutdown the classes are None.
         return MemorySnapshot()
 
@@ -301,9 +298,7 @@ def safe_tensor_cleanup(tensor_attr_name: str, obj: Any) -> bool:
 def empty_caches() -> list[str]:
     """Empty the caches of all devices in use; return the names of the backends. Never raises."""
     torch = None if is_shutting_down() else loaded_torch()
-    if torch is None:
-        return []
-    return [backend for backend in BACKENDS if _empty_cache(backend, torch)]
+    return [one for one in BACKENDS if torch is not None and _empty_cache(one, torch)]
 
 
 def trim_host() -> bool:
@@ -353,13 +348,9 @@ def clear_caches_of_torch() -> None:
     empty_pinned_cache(torch)
 
 
-# Python 3.12 itself freezes about 400 objects; a program has thousands.
-_INTERPRETER_FREEZES = 1000
-
-
 def _has_frozen() -> bool:
     """Return whether the program froze its heap by `gc.freeze`, which hides it from `gc`."""
-    return gc.get_freeze_count() > _INTERPRETER_FREEZES
+    return gc.get_freeze_count() > 1000  # Python 3.12 itself freezes about 400 objects.
 
 
 def _clear_cublas_workspaces(torch: Any) -> None:
@@ -460,9 +451,7 @@ def get_optimal_device(force_cpu: bool = False) -> str:
         TypeError: ``force_cpu`` is neither True nor False, such as the name of a device.
     """
     if force_cpu is not True and force_cpu is not False:
-        raise TypeError(
-            f"force_cpu must be True or False, got {force_cpu!r}; the function chooses the device"
-        )
+        raise TypeError(f"force_cpu must be True or False, got {force_cpu!r}")
     torch = None if force_cpu or is_shutting_down() else import_torch()
     if torch is None:
         return "cpu"

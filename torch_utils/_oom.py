@@ -186,18 +186,12 @@ def find_batch_size(
             of at least 0, or ``reduce_batch_size_fn`` returned a size that is not smaller.
     """
     if type(starting_batch_size) is not int or starting_batch_size < 0:
-        raise ValueError(
-            f"starting_batch_size must be an int of at least 0, got {starting_batch_size!r}"
-        )
+        raise ValueError(f"starting_batch_size must be an int >= 0, got {starting_batch_size!r}")
     if not 0 < factor < 1:
         raise ValueError(f"factor must be between 0 and 1, got {factor}")
     if function is None:
-        return functools.partial(
-            find_batch_size,
-            starting_batch_size=starting_batch_size,
-            reduce_batch_size_fn=reduce_batch_size_fn,
-            factor=factor,
-        )
+        options = (starting_batch_size, reduce_batch_size_fn)
+        return lambda function: find_batch_size(function, *options, factor=factor)
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if is_generator or not callable(function):
         raise TypeError(
@@ -289,8 +283,7 @@ class _Size:
             log(DEBUG, "out of memory with batch size %d, next: %d", batch_size, smaller)
             if smaller >= batch_size:
                 raise ValueError(
-                    f"reduce_batch_size_fn must return less than {batch_size}, the size that "
-                    f"failed, got {smaller}"
+                    f"reduce_batch_size_fn must return less than {batch_size}, got {smaller}"
                 )
             batch_size = smaller
             # If not even 1 fits, the next call starts with 1: memory may be free then.

@@ -72,6 +72,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self.get = self._entries.get  # Returns the entry of an owner, or None if it is closed.
         self._known_pid = 0
 
     def add(self, entry: Entry) -> None:
@@ -92,10 +93,6 @@ class Registry:
         if process is not None and util is not None and process.parent_process() is not None:
             util.Finalize(None, self.close_everything, exitpriority=-100)
             self._known_pid = pid
-
-    def get(self, key: int) -> Entry | None:
-        """Return the entry of an owner, or None if it is closed."""
-        return self._entries.get(key)
 
     def discard(self, entry: Entry) -> None:
         """Remove an entry, unless a newer one has taken its place."""
@@ -171,10 +168,8 @@ class Entry:
         release: Callable[[Any], Any],
         at_exit: bool = True,
     ) -> None:
-        self.key = key
-        self.name = name
-        self.owner = owner
-        self.release = release
+        self.key, self.name = key, name
+        self.owner, self.release = owner, release
         self.at_exit = at_exit
         self.pid = getpid()
         self.thread: int | None = None

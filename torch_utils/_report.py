@@ -99,13 +99,12 @@ class CleanupReport:
 
     @early_bound
     def __str__(self) -> str:
-        parts = [f"only closed, nothing counted: {self.skipped}"]
-        if not self.skipped:
-            parts = self._measured()
-        count = len(self.errors)
-        if count:
-            plural = "s" if count > 1 else ""
-            parts.append(f"{count} error{plural}, the first: {repr_of(self.errors[0])}")
+        skipped = f"only closed, nothing counted: {self.skipped}"
+        parts = [skipped] if self.skipped else self._measured()
+        if self.errors:
+            plural = "s" if len(self.errors) > 1 else ""
+            first = repr_of(self.errors[0])
+            parts.append(f"{len(self.errors)} error{plural}, the first: {first}")
         return "; ".join(parts)
 
     def _measured(self) -> list[str]:

@@ -65,17 +65,12 @@ class Resource:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not cls.close.__module__.startswith("torch_utils."):
-            raise TypeError(
-                f"{cls.__name__} must not override close(), which the with block, the destructor "
-                "and the exit do not call; put its code into _release()"
-            )
+            raise TypeError(f"{cls.__name__} must not override close(), but override _release()")
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
         """Create and register the object, before its ``__init__`` acquires anything."""
         if cls._release is Resource._release:
-            raise TypeError(
-                f"{cls.__name__} must override _release(); release there what the object holds"
-            )
+            raise TypeError(f"{cls.__name__} must override _release(), to release what it holds")
         if super().__new__ is object.__new__:
             self = super().__new__(cls)
         else:
@@ -83,9 +78,8 @@ class Resource:
         # `ray.remote` makes a subclass, and an instance of it whose `__init__` never runs.
         if any(base.__module__ == "ray.actor" for base in cls.__mro__):
             return self
-        REGISTRY.add(
-            Entry(id(self), cls.__name__, weakref.ref(self), cls._release, cls.close_at_exit)
-        )
+        owner, at_exit = weakref.ref(self), cls.close_at_exit
+        REGISTRY.add(Entry(id(self), cls.__name__, owner, cls._release, at_exit))
         return self
 
     def _release(self) -> None:
@@ -110,9 +104,7 @@ class Resource:
         if not self.closed:
             return
         name = type(self).__name__
-        raise closed_error(
-            f"this {name} is closed; create a new one, or close it after its last use"
-        )
+        raise closed_error(f"this {name} is closed; create another one, or close this one later")
 
     def close(self) -> bool:
         """Close the resource. Idempotent.
@@ -176,10 +168,7 @@ class Resource:
         self.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled, because two owners cannot close "
-            "one resource; create another one instead"
-        )
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled; create another one")
 
 
 def takes_precedence(error: BaseException, exc: BaseException | None) -> bool:

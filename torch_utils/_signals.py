@@ -105,11 +105,10 @@ class DeferredSignals:
                     _BLOCKS.add(self)
                     _HANDLERS[number] = handler
                     signal.signal(number, _note)
-        except ValueError:  # In a subinterpreter signals cannot be deferred.
+        except BaseException as error:  # A handler raised before anything was closed.
             _put_back()
-        except BaseException:  # A handler raised before anything was closed.
-            _put_back()
-            raise
+            if not isinstance(error, ValueError):  # In a subinterpreter nothing can be deferred.
+                raise
 
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         if self not in _BLOCKS:

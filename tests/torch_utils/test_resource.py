@@ -12,6 +12,7 @@ import inspect
 import pickle
 import signal
 import sys
+import threading
 import time
 import tracemalloc
 import warnings
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.support.counted_resource import Counted
-from tests.support.programs import output_of, run
+from tests.support.programs import TIMEOUT_S, output_of, run
 from tests.support.threads import in_threads
 from torch_utils import Resource, ResourceClosedError, closes_on_error
 
@@ -272,6 +273,20 @@ def test_other_closers_wait_for_the_first() -> None:
     assert order[0] == "closed"  # For all but the thread that is closing it.
     assert sorted(order[1:]) == [False, False, False, True]
     assert (resource.released, resource.closed) == (1, True)
+
+
+@pytest.mark.slow  # The threads wait for each other for 10 s.
+def test_two_threads_whose_resources_close_each_other_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def close_other(self: Counted) -> None:
+        both_close.wait(TIMEOUT_S)
+        (second if self is first else first).close()
+
+    both_close, first, second = threading.Barrier(2), Counted(close_other), Counted(close_other)
+    assert in_threads(first.close, second.close) == [True, True]
+    assert (first.released, second.released) == (1, 1)
+    assert "another thread is still closing Counted" in caplog.text
 
 
 @pytest.mark.usefixtures("hasty")

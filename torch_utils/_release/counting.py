@@ -45,10 +45,7 @@ def without_overrides(torch: Any) -> Iterator[None]:
         yield
 
 
-_SPARSE_PARTS = (
-    *("_indices", "_values", "crow_indices", "col_indices", "ccol_indices", "row_indices"),
-    "values",
-)
+_INDICES = [f"{kind}_indices" for kind in ("", "crow", "col", "ccol", "row")]
 
 
 class _Arrays:
@@ -149,8 +146,7 @@ class Inventory:
         self._part: int | None = None  # what is being counted as a whole
         self.parts: list[Part] = []
         self.met: Counter[int] = Counter()
-        self.is_partial: bool = False
-        self.has_graph: bool = False
+        self.is_partial = self.has_graph = False
 
     def kind_of(self, kind: type) -> int:
         """Return how objects of a class are counted."""
@@ -351,7 +347,7 @@ def storages_of(torch: Any, tensor: Any) -> list[Any]:
     except (RuntimeError, NotImplementedError):  # Opaque layouts, such as mkldnn's, have none.
         return []
     found = []
-    for name in _SPARSE_PARTS:
+    for name in ("values", "_values", *_INDICES):
         with suppress(RuntimeError, AttributeError, NotImplementedError):
             # No layout has all of them.
             found.append(base.untyped_storage(getattr(base, name)(tensor)))

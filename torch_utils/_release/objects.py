@@ -45,8 +45,7 @@ _REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
 LONGEST_NAME = 200  # The names of deeply nested parts would fill the memory.
 _SHOWN_KEYS = (str, int, float, bool, bytes, type(None))
 # By the ids of classes, because a metaclass may define their hash and equality.
-_WITHOUT_ATTRIBUTES = frozenset(map(id, (dict, OrderedDict, *_SEQUENCES)))
-_OF_PLAIN_VALUES = frozenset(map(id, (dict, OrderedDict, list, tuple, set)))
+_CONTAINERS = frozenset(map(id, (dict, OrderedDict, *_SEQUENCES)))
 
 
 def bases_of(kind: type) -> tuple[type, ...]:
@@ -111,7 +110,8 @@ def dictionary_slot(kind: type) -> Any:
     """Return the descriptor of a class's ``__dict__``, which properties cannot replace, or None."""
     for base in bases_of(kind):
         own = class_contents(base).get("__dict__")
-        if type(own) is types.GetSetDescriptorType or _is_slot(own):  # Some C classes have a slot.
+        # Some C classes have a slot.
+        if is_among(type(own), (types.GetSetDescriptorType, types.MemberDescriptorType)):
             return own
     return None
 
@@ -119,11 +119,8 @@ def dictionary_slot(kind: type) -> Any:
 def slots_of(kind: type) -> list[types.MemberDescriptorType]:
     """Return the slots that a class and its bases declare."""
     declaring = [c for c in map(class_contents, bases_of(kind)) if "__slots__" in c]
-    return [v for contents in declaring for v in contents.values() if _is_slot(v)]
-
-
-def _is_slot(value: object) -> bool:
-    return type(value) is types.MemberDescriptorType
+    values = [value for contents in declaring for value in contents.values()]
+    return [value for value in values if type(value) is types.MemberDescriptorType]
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:
@@ -177,7 +174,7 @@ def parts_of(thing: Any) -> Iterator[tuple[Any, str]]:
     """
     holders, kind = _untracked_classes(), type(thing)
     items = items_of(thing)
-    attributes = {} if id(kind) in _WITHOUT_ATTRIBUTES else attributes_of(thing)
+    attributes = {} if id(kind) in _CONTAINERS else attributes_of(thing)
     inner: Iterable[Any] = ()
     if kind is types.FunctionType:  # Not its globals, which lead to everything.
         inner = (*(thing.__closure__ or ()), thing.__defaults__, thing.__kwdefaults__)
@@ -201,7 +198,7 @@ def _leads_on(part: Any, holders: frozenset[int]) -> bool:
     faster than to look. ``holders`` has the exceptions.
     """
     kind = type(part)
-    if id(kind) not in _OF_PLAIN_VALUES:
+    if id(kind) not in _CONTAINERS:
         return is_tracked(part) or id(kind) in holders
     inner = get_referents(part)  # One step in C, however many strings and numbers there are.
     return any(map(is_tracked, inner)) or not holders.isdisjoint(map(id, map(type, inner)))
@@ -390,10 +387,8 @@ def empty_tensor(tensor: Any, name: str, trash: list[Any]) -> None:
             raise RuntimeError(f"torch {torch.__version__} cannot do that")
         swap(tensor, other)
     except RuntimeError as error:
-        raise RuntimeError(
-            f"this {name} cannot be emptied in place and was left whole, because "
-            f"{reason or error}; use `del`"
-        ) from None
+        reason = reason or str(error)
+        raise RuntimeError(f"this {name} was left whole, because {reason}; use `del`") from None
     trash.append(other)
     base._backward_hooks.__set__(tensor, None)
     if contents := dictionary_slot(type(tensor)).__get__(tensor):

@@ -68,14 +68,13 @@ class Release:
         trim_host: bool,
         thorough: bool,
         empty_cache: bool = True,
-        empties_all: bool = False,
     ) -> None:
         if collect not in get_args(Collect):
             raise ValueError(f'collect must be "auto", "young", "never" or "full", got {collect!r}')
         self.collect, self.trim_host, self.thorough = collect, trim_host, thorough
-        self.empty_cache, self.empties_all = empty_cache, empties_all
+        self.empty_cache = empty_cache
         self.errors: list[BaseException] = []
-        self.collects_all = self._has_called = False
+        self.empties_all = self.collects_all = self._has_called = False
         self._place = _place_of_caller()
         self.inventory = Inventory()
 
@@ -368,12 +367,9 @@ def release(
     try:
         with DeferredSignals():
             work = Release(
-                collect=collect,
-                trim_host=trim_host,
-                thorough=thorough,
-                empty_cache=empty_cache,
-                empties_all=not objects,
+                collect=collect, trim_host=trim_host, thorough=thorough, empty_cache=empty_cache
             )
+            work.empties_all = not objects
             work.start()
             work.run(objects)
             report = work.finish()
