@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
+from rag_demo import EmbeddingModel, PyTorchGPURetriever
 from tests.support.programs import assert_clean, run, run_forked
-from tests.support.retriever_kinds import OnCpu
+from tests.support.retriever_kinds import BOTH, OnCpu
 from tests.support.small_collections import DIMENSION, Hashed
 
 TEXTS = ["cache", "memory", "paris", "tensor", "gradient", "a cache of memory"]
@@ -86,7 +86,7 @@ def test_filters_of_extreme_values() -> None:
         assert retriever.count({"n": {"$nin": more_than_sqlite_takes}}) == 2
 
 
-@pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "faiss"])
+@BOTH
 def test_stats_report_size_dimension_and_bytes(kind: Any) -> None:
     with kind(Hashed()) as retriever:
         assert (retriever.stats().size, retriever.stats().dimension) == (0, 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
+
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 
 OnCpu = partial(PyTorchGPURetriever, device="cpu")
@@ -16,3 +18,4 @@ KINDS: dict[str, Any] = {
 }
 QUICK = ["default", "faiss"]
 """Those that `make test` asks most; the others are for `make test-slow`."""
+BOTH = pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "faiss"])

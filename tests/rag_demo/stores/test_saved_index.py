@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, IndexChangedError, ModelMismatchError, RagDemoError
+from rag_demo import IndexChangedError, ModelMismatchError, RagDemoError
 from rag_demo.errors import WriterBusyError
 from tests.support.rag_command import info, rag_demo, succeed
-from tests.support.retriever_kinds import OnCpu
+from tests.support.retriever_kinds import BOTH, OnCpu
 from tests.support.small_collections import DIMENSION, Hashed
-
-BOTH = pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "faiss"])
 
 
 def saved(folder: Path, *names: str, kind: Any = OnCpu) -> Any:

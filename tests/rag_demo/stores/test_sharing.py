@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from rag_demo import FaissRetriever, IndexChangedError, RagDemoError
+from rag_demo import IndexChangedError, RagDemoError
 from tests.support.programs import run_forked
 from tests.support.rag_command import info
-from tests.support.retriever_kinds import OnCpu
+from tests.support.retriever_kinds import BOTH, OnCpu
 from tests.support.small_collections import Hashed, text_of
 from torch_utils import ResourceClosedError
 
-BOTH = pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "faiss"])
 MODES = ("dense", "bm25", "hybrid")
 QUERY = "golf echo"
 WAIT_S = 60
