@@ -262,8 +262,6 @@ class SentenceTransformersEncoder:
         """
         prompt, tokenizer = self.model.prompts.get(kind) or "", self.model.tokenizer
         texts = readable([prompt + text for text in texts], self.max_tokens)
-        if not texts:
-            return []
         if hasattr(tokenizer, "encode_batch"):  # of a model without attention
             return list(map(len, tokenizer.encode_batch(texts, add_special_tokens=False)))
         try:

@@ -103,10 +103,6 @@ class Profile:
     products: Callable[[Any, Any], Products]
     scores: int
 
-    def within(self, scratch_bytes: int) -> Profile:
-        """Return a profile whose scores and candidates fit into so many bytes."""
-        return replace(self, scores=min(self.scores, max(1 << 14, scratch_bytes // 16)))
-
 
 def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pairs:
     """Find the best rows of each query.
@@ -263,6 +259,9 @@ CPU = Profile(_products_on_cpu, scores=1 << 23)
 GPU = Profile(_products_on_gpu, scores=1 << 28)
 
 
-def profile_of(device: str) -> Profile:
-    """Return the profile of a device."""
-    return CPU if torch.device(device).type == "cpu" else GPU
+def profile_of(device: str, scratch_bytes: int | None) -> Profile:
+    """Return a device's profile. Its scores and candidates fit into so many bytes; None for any."""
+    profile = CPU if torch.device(device).type == "cpu" else GPU
+    if scratch_bytes is None:
+        return profile
+    return replace(profile, scores=min(profile.scores, max(1 << 14, scratch_bytes // 16)))

@@ -14,7 +14,6 @@ from rag_demo.exact_search import equal_rows
 from rag_demo.exact_search.scores import Pairs
 from rag_demo.exact_search.search import (
     FEW_QUERIES,
-    Profile,
     Source,
     has_fast_bfloat16,
     profile_of,
@@ -71,12 +70,6 @@ class TensorVectors:
     copy: Copy | None = None
     equal: tuple[int, Sequence[Rows]] = (0, ())
     stays_in_file: bool = False
-
-    @cached_property
-    def profile(self) -> Profile:
-        """How the device searches."""
-        profile = profile_of(self.device)
-        return profile if self.memory_budget is None else profile.within(self.memory_budget // 4)
 
     @property
     def dimension(self) -> int:
@@ -168,7 +161,8 @@ class TensorVectors:
             pairs = pairs._replace(row=rows[pairs.row])
         else:
             source = self._source(len(queries), allowed)
-            pairs = search(source, queries, min(top_k, count), self.profile)
+            profile = profile_of(self.device, self.memory_budget and self.memory_budget // 4)
+            pairs = search(source, queries, min(top_k, count), profile)
         if groups:
             pairs = equal_rows.with_equal_rows(pairs, members, top_k, order_of)
         return pairs
