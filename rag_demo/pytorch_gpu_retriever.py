@@ -25,7 +25,7 @@ class PyTorchGPURetriever(LocalRetriever):
 
     A search multiplies all vectors with the queries, and scores every possible result again from
     the float32 vectors; see `rag_demo.exact_search`. A CPU with fast products of bfloat16 has a
-    copy of 2,048 or more float32 vectors in bfloat16, for batches of more than eight queries.
+    copy of 2,048 or more float32 vectors in bfloat16, for batches of more than four queries.
 
     Args:
         embedding_model: The embedding model. The retriever does not own it and does not close it.

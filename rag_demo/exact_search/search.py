@@ -38,7 +38,7 @@ from torch.linalg import vector_norm
 from rag_demo.exact_search.scores import Pairs, Scores, exact_scores
 from rag_demo.vectors import Mask, Rows, Vectors, rounding
 
-FEW_QUERIES = 8
+FEW_QUERIES = 4
 """Up to so many queries, a CPU multiplies float32 vectors as fast as rounded ones."""
 _FEW_ROWS = 1 << 15  # are multiplied with a single query in one thread, which waits for no other
 _SCORES_PER_PAIR = 64  # So much more memory does a candidate take, until it is scored again.
