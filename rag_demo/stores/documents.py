@@ -105,7 +105,7 @@ class DocumentTable(Database):
         """
         query = f"{_SELECT} WHERE number IN ({{}})"
         with self.use():
-            found = {row[0]: row for row in self._in_batches(query, numbers)}
+            found = {row[0]: row for row in self._in_batches(query, sorted({*numbers}))}
             return list(map(_document, _in_order(found, numbers)))
 
     def ids(self, numbers: Rows) -> list[str]:
@@ -271,7 +271,8 @@ def _document(row: tuple[Any, ...]) -> Document:
     number, name, text, metadata, file = row
     try:
         known = {} if metadata == "{}" else json.loads(metadata)
-        return Document(_text(name), _text(text), known, None if file is None else _text(file))
+        source = None if file is None else _text(file)
+        return Document._make((_text(name), _text(text), known, source))  # Faster than a call.
     except (TypeError, AttributeError, ValueError, RecursionError) as error:
         raise DamagedRowError(f"document {number} cannot be read: {error}") from None
 
@@ -302,4 +303,6 @@ def _storable(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else str(value)

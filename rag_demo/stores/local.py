@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -413,24 +414,20 @@ def _by_vectors(
     def order_of(rows: Rows) -> Rows:
         return snapshot.order_of(owners[rows])
 
-    def best_of_each(rows: Rows, scores: Scores) -> list[Hit]:
-        """Return the documents of the best rows, each once, with its best row."""
-        best = _best(rows, scores, depth, order_of)
-        triples = (owners[rows[best]].tolist(), scores[best].tolist(), rows[best].tolist())
-        hits: dict[int, Hit] = {}
-        for number, score, row in zip(*triples, strict=True):
-            hits.setdefault(number, Hit(number, score, row))
-        return list(hits.values())
-
     while True:  # Until the rows belong to as many documents as are wanted.
         query, rows, scores = vectors.candidates(queries, depth, mask, order_of)
         if scores is None:
             scores = exact_scores(vectors.take, queries, query, rows)
-        ends = np.searchsorted(query, np.arange(1, len(queries)))
-        parts = zip(np.split(rows, ends), np.split(scores, ends), strict=True)
-        found = [best_of_each(*part) for part in parts]
+        best = _best(query, rows, scores, depth, order_of)
+        query, rows, scores = query[best], rows[best], scores[best]
+        columns = (owners[rows].tolist(), scores.tolist(), rows.tolist())
+        found = [dict[int, Hit]() for _ in queries]  # Each document once, with its best row.
+        for place, hit in zip(
+            query.tolist(), map(Hit._make, zip(*columns, strict=True)), strict=True
+        ):
+            found[place].setdefault(hit.id, hit)
         if depth == available or all(len(hits) >= wanted for hits in found):
-            return [hits[:wanted] for hits in found]
+            return [list(hits.values())[:wanted] for hits in found]
         depth = min(4 * depth, available)
 
 
@@ -442,39 +439,48 @@ def _by_words(
     found = []
     for query in queries:
         numbers, scores = snapshot.words.search(query, allowed, top_k)
-        best = _best(numbers, scores, top_k, snapshot.order_of)
+        best = _best(np.zeros_like(numbers), numbers, scores, top_k, snapshot.order_of)
         found.append(list(map(Hit, numbers[best].tolist(), scores[best].tolist())))
     return found
 
 
-def _best(items: Rows, scores: Scores, count: int, order_of: Order) -> Rows:
-    """Return the places of the best items. Equal scores are ordered by id."""
-    least = np.sort(scores)[-count:][:1]
-    best = np.flatnonzero(scores >= least)
-    best = best[np.argsort(-scores[best], kind="stable")]
-    if (np.diff(scores[best]) == 0).any():
-        best = best[np.lexsort((items[best], order_of(items[best]), -scores[best]))]
-    return best[:count]
+def _best(query: Rows, items: Rows, scores: Scores, count: int, order_of: Order) -> Rows:
+    """Return the places of the best items, query by query. Equal scores are ordered by id."""
+    order = np.lexsort((-scores, query))
+    query, scores = query[order], scores[order]
+    first, end = np.searchsorted(query, query), np.searchsorted(query, query, "right")
+    kept = scores >= scores[np.minimum(first + count, end) - 1]
+    query, scores, order = query[kept], scores[kept], order[kept]
+    is_tie = (np.diff(scores) == 0) & (np.diff(query) == 0)
+    if is_tie.any():
+        tied, place = np.append(is_tie, False) | np.append(False, is_tie), np.zeros_like(order)
+        place[tied] = order_of(items[order[tied]])
+        order = order[np.lexsort((items[order], place, -scores, query))]
+    best: Rows = order[np.arange(len(order)) - np.searchsorted(query, query) < count]
+    return best
 
 
 def _results(
     snapshot: Snapshot, queries: Sequence[str], found: Sequence[Sequence[Hit]]
 ) -> list[list[SearchResult]]:
-    by_words = [hit.id for hits in found for hit in hits if hit.row < 0]
-    spans_of = _spans_of(snapshot, by_words) if by_words else {}
-    results = []
-    for query, hits in zip(queries, found, strict=True):
-        documents = snapshot.documents.get([hit.id for hit in hits])
-        results.append(one := list[SearchResult]())
-        for hit, (name, text, metadata, _) in zip(hits, documents, strict=True):
-            start, stop = 0, 0
-            if hit.row >= 0:
-                start, stop = snapshot.spans[hit.row].tolist()
-            elif spans := spans_of.get(hit.id):
-                start, stop = best_span(query, text, spans, snapshot.words.language)
-            passage = (start, stop) if stop else None
-            one.append(SearchResult(len(one) + 1, hit.score, name, text, metadata, passage))
-    return results
+    hits = [hit for each in found for hit in each]
+    if not hits:
+        return [[] for _ in queries]
+    numbers, scores, rows = zip(*hits, strict=True)
+    names, texts, metadata, _ = zip(*snapshot.documents.get(numbers), strict=True)
+    spans = snapshot.spans[np.asarray(rows)].tolist()
+    passages = [(start, stop) if stop else None for start, stop in spans]
+    if min(rows) < 0:
+        spans_of = _spans_of(snapshot, [hit.id for hit in hits if hit.row < 0])
+        asked = [query for query, each in zip(queries, found, strict=True) for _ in each]
+        for n, hit in enumerate(hits):
+            if hit.row < 0:
+                known, language = spans_of.get(hit.id), snapshot.words.language
+                passages[n] = best_span(asked[n], texts[n], known, language) if known else None
+    places = [place for each in found for place in range(1, len(each) + 1)]
+    fields = zip(places, scores, names, texts, metadata, passages, strict=True)
+    results = map(SearchResult._make, fields)  # A third of the time of calls.
+    return [list(itertools.islice(results, len(each))) for each in found]
 
 
 def _spans_of(snapshot: Snapshot, numbers: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
