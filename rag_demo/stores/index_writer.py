@@ -186,6 +186,8 @@ class IndexWriter:
     def write(self, contents: Contents, before: Rows, take: Callable[[Rows], Vectors]) -> None:
         """Write new rows of vectors with their owners, and the changed owners of present rows.
 
+        The vectors are on the disk when this returns, the owners after `commit`.
+
         Args:
             contents: What is going to be committed, of documents that are in the database.
             before: The owners of the present rows.
@@ -203,22 +205,25 @@ class IndexWriter:
                 start = self._starts[piece]
                 some = owners[start : ends[piece]].tobytes()
                 connection.execute("UPDATE pieces SET owners = ? WHERE row = ?", (some, start))
-            for start in range(present, len(owners), PIECE):
-                rows = np.arange(start, min(start + PIECE, len(owners)))
-                vectors = take(rows)
-                if start:
-                    check_dimension(vectors, dimension)
-                dimension = vectors.shape[1]
+            if len(owners) > present:
                 # A file without rows may have some of a writer that was killed.
-                flags = os.O_WRONLY | (0 if start else os.O_CREAT)
+                flags = os.O_WRONLY | (0 if present else os.O_CREAT)
                 path = self.folder / manifest.vectors_name
                 with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
-                    file.seek(start * dimension * 4)
-                    file.write(as_bytes(vectors))
-                spans = np.ascontiguousarray(contents.spans[rows], np.int32).tobytes()
-                row = (start, owners[rows].tobytes(), spans, zlib.crc32(as_bytes(vectors)))
-                connection.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", row)
-                self._starts.append(start)
+                    for start in range(present, len(owners), PIECE):
+                        rows = np.arange(start, min(start + PIECE, len(owners)))
+                        vectors = take(rows)
+                        if start:
+                            check_dimension(vectors, dimension)
+                        dimension = vectors.shape[1]
+                        file.seek(start * dimension * 4)
+                        file.write(as_bytes(vectors))
+                        spans = np.ascontiguousarray(contents.spans[rows], np.int32).tobytes()
+                        row = (start, owners[rows].tobytes(), spans, zlib.crc32(as_bytes(vectors)))
+                        connection.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", row)
+                        self._starts.append(start)
+                    file.flush()
+                    os.fsync(file.fileno())
         self._contents = contents
         self.manifest = replace(
             manifest,
@@ -298,8 +303,7 @@ class IndexWriter:
         )
         with writing_errors(self.folder), self.documents.use() as connection:
             if manifest.rows:
-                with (self.folder / manifest.vectors_name).open("rb") as file:
-                    os.fsync(file.fileno())
+                (self.folder / manifest.vectors_name).stat()  # A missing file is damage.
             connection.execute("DELETE FROM manifest")
             row = (json.dumps(asdict(manifest)),)
             connection.execute("INSERT INTO manifest VALUES (?)", row)
