@@ -505,8 +505,7 @@ def _variables_of_functions() -> Iterator[tuple[int, str]]:
         frame: FrameType | None = frames.pop()
         while frame is not None:
             if frame.f_locals is not frame.f_globals:
-                function = frame.f_code.co_name
                 for name, value in list(frame.f_locals.items()):
-                    yield id(value), f"the variable {name!r} of {function}()"
+                    yield id(value), f"the variable {name!r} of {frame.f_code.co_name}()"
                 value = None
             frame = frame.f_back
