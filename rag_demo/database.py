@@ -1,18 +1,25 @@
-"""One SQLite connection, shared by threads and opened again in a forked child."""
+"""One SQLite connection, shared by threads and opened again in a forked child; its errors."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
-from rag_demo.errors import RagDemoError
+from rag_demo.errors import RagDemoError, UnreadableIndexError, damaged
 
+# SQLite's messages about locks, a disk, a quota or a permission. The database may be intact.
+_IS_TRANSIENT = re.compile(
+    "database .*is locked|locking protocol|unable to open|disk I/O|database or disk is full"
+    "|attempt to write a readonly|interrupted|out of memory"
+)
 _INHERITED: list[object] = []  # in a forked child: never used and never closed
 
 # Their method `leave_to_parent` returns what a forked child must not close.
@@ -25,6 +32,10 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+class DamagedRowError(Exception):
+    """A row is missing or cannot be read."""
 
 
 class Database:
@@ -87,3 +98,19 @@ class Database:
             self._finalizer.detach()
         inherited, self._connection = self._connection, None
         return inherited
+
+
+@contextlib.contextmanager
+def index_errors(path: Path) -> Iterator[None]:
+    """Turn errors of a database and its damaged rows into this package's."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # A mistake of this program, such as a closed connection.
+    except (sqlite3.Error, DamagedRowError) as error:
+        if isinstance(error, sqlite3.OperationalError) and _IS_TRANSIENT.match(str(error)):
+            raise UnreadableIndexError(
+                f"'{path}' cannot be written or read: {error}; "
+                "check its permissions, free some space, and try again"
+            ) from None
+        raise damaged(path, error) from None

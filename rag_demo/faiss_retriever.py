@@ -12,12 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from rag_demo.exact_search.scores import Pairs
 from rag_demo.retriever import BasicEmbedder, LocalRetriever
 from rag_demo.searching import Order
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.stores.local import LocalStore
-from rag_demo.vectors import Mask, Rows, Vectors, rounding
+from rag_demo.vectors import Mask, Pairs, Rows, Vectors, rounding
 from torch_utils import closes_on_error, release
 
 __all__ = ["FaissRetriever"]

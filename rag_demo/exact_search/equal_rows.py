@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.exact_search.scores import Pairs
-from rag_demo.vectors import Mask, Rows, Vectors
+from rag_demo.vectors import Mask, Pairs, Rows, Vectors
 
 MANY = 32  # equal rows are a group; fewer are candidates like all others
 _AT_ONCE = 1 << 10

@@ -35,8 +35,7 @@ import numpy as np
 import torch
 from torch.linalg import vector_norm
 
-from rag_demo.exact_search.scores import Pairs, Scores, exact_scores
-from rag_demo.vectors import Mask, Rows, Vectors, rounding
+from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, exact_scores, rounding
 
 FEW_QUERIES = 4
 """Up to so many queries, a CPU multiplies float32 vectors as fast as rounded ones."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.database import Database
+from rag_demo.database import DamagedRowError, Database
 from rag_demo.reading.document import Document
 from rag_demo.stores.filters import (
     COMPARISONS,
@@ -40,10 +40,6 @@ _HAS_ID = f"key = '{ID}' AND item = 0 AND kind = {TEXT} AND value"
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 MetadataRow = tuple[Any, int, int, Any, int]
-
-
-class DamagedRowError(Exception):
-    """A row is missing or cannot be read."""
 
 
 class DocumentTable(Database):

@@ -33,6 +33,7 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.database import DamagedRowError, index_errors
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
     HOW_TO_CREATE,
@@ -45,7 +46,7 @@ from rag_demo.errors import (
     damaged,
 )
 from rag_demo.stores.contents import GONE, Contents
-from rag_demo.stores.documents import SCHEMA, DamagedRowError, DocumentTable
+from rag_demo.stores.documents import SCHEMA, DocumentTable
 from rag_demo.stores.words import TextIndex, WordsFolder
 from rag_demo.vectors import Rows, Vectors
 
@@ -59,11 +60,6 @@ TABLES = (
 _PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
 _ATTEMPTS = 20  # another process may replace the files while they are being opened
-# SQLite's messages about locks, a disk, a quota or a permission. The database may be intact.
-_IS_TRANSIENT = re.compile(
-    "database .*is locked|locking protocol|unable to open|disk I/O|database or disk is full"
-    "|attempt to write a readonly|interrupted|out of memory"
-)
 
 _Result = TypeVar("_Result")
 
@@ -231,22 +227,6 @@ def readable_uri(path: Path) -> str:
     # Who may write also undoes what a killed writer has left.
     way = "mode=rw" if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK) else "mode=ro"
     return f"file:{quote(os.fsencode(path.resolve()))}?{way}"
-
-
-@contextlib.contextmanager
-def index_errors(path: Path) -> Iterator[None]:
-    """Turn errors of a database and its damaged rows into this package's."""
-    try:
-        yield
-    except sqlite3.ProgrammingError:
-        raise  # A mistake of this program, such as a closed connection.
-    except (sqlite3.Error, DamagedRowError) as error:
-        if isinstance(error, sqlite3.OperationalError) and _IS_TRANSIENT.match(str(error)):
-            raise UnreadableIndexError(
-                f"'{path}' cannot be written or read: {error}; "
-                "check its permissions, free some space, and try again"
-            ) from None
-        raise damaged(path, error) from None
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rag_demo.database import index_errors
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
     DamagedIndexError,
@@ -40,7 +41,6 @@ from rag_demo.stores.index_folder import (
     as_bytes,
     database_name,
     databases_of,
-    index_errors,
     is_part,
     read_contents,
     read_manifest,

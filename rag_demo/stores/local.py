@@ -15,7 +15,6 @@ import numpy as np
 
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexChangedError, RagDemoError
-from rag_demo.exact_search.scores import Pairs, Scores, exact_scores
 from rag_demo.reading.document import Document
 from rag_demo.searching import Order, SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores.contents import Contents
@@ -24,7 +23,7 @@ from rag_demo.stores.index_folder import Manifest, SavedIndex, temporary_documen
 from rag_demo.stores.index_writer import IndexWriter
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
-from rag_demo.vectors import Mask, Rows, Vectors, check_dimension
+from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, check_dimension, exact_scores
 from torch_utils import ResourceClosedError, clear_exception_frames
 
 

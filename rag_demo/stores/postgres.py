@@ -35,7 +35,6 @@ from rag_demo.errors import (
     PostgresError,
     short_repr,
 )
-from rag_demo.exact_search.scores import exact_scores
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores.filters import (
@@ -51,7 +50,7 @@ from rag_demo.stores.filters import (
 from rag_demo.stores.index_folder import Manifest
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import best_span, stems_of
-from rag_demo.vectors import Vectors, check_dimension, rounding
+from rag_demo.vectors import Vectors, check_dimension, exact_scores, rounding
 from torch_utils import Resource, closes_on_error
 
 _Clause = tuple[str, list[Any]]

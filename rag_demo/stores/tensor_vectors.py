@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from rag_demo.exact_search import equal_rows
-from rag_demo.exact_search.scores import Pairs
 from rag_demo.exact_search.search import (
     FEW_QUERIES,
     Source,
@@ -22,7 +21,7 @@ from rag_demo.exact_search.search import (
 from rag_demo.exact_search.streaming import stream
 from rag_demo.searching import Order
 from rag_demo.stores.index_folder import SavedIndex
-from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
+from rag_demo.vectors import GrowableRows, Mask, Pairs, Rows, Vectors
 
 _FEW_ALLOWED, _FEW_OF = 1 << 12, 16  # rows, or one row in 16: these are gathered
 _COPIED_FROM = 1 << 11  # rows; fewer are searched in float32 as fast

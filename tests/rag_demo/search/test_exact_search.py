@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rag_demo.exact_search.scores import exact_scores
 from rag_demo.exact_search.search import CPU, GPU, Products, Profile, Source, search
+from rag_demo.vectors import exact_scores
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
