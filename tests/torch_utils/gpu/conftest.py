@@ -43,7 +43,10 @@ def device(request: pytest.FixtureRequest) -> Any:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Append the outcome of each test to the journal of `run.py`."""
     if "GPU_JOURNAL" in os.environ and (report.when == "call" or not report.passed):
-        entry = {"test": report.nodeid, "outcome": report.outcome, "reason": report.longreprtext}
+        reason = report.longreprtext if report.failed else ""
+        if isinstance(report.longrepr, tuple):  # The file and the line of a skip, and its reason.
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+        entry = {"test": report.nodeid, "outcome": report.outcome, "reason": reason}
         entry["seconds"] = str(round(report.duration, 1))
         with open(os.environ["GPU_JOURNAL"], "a") as file:
             file.write(json.dumps(entry) + "\n")

@@ -10,7 +10,8 @@
   extern "C" int name(int* answer, ...) { return *answer = value, 0; }
 
 ANSWERS(cudaDeviceCanAccessPeer, 0) ANSWERS(cudaDriverGetVersion, 13000)
-ANSWERS(cudaRuntimeGetVersion, 13000) ANSWERS(cuDeviceGetAttribute, 0)
+ANSWERS(cudaRuntimeGetVersion, 13000) ANSWERS(nvmlSystemGetCudaDriverVersion_v2, 13000)
+ANSWERS(cuDeviceGetAttribute, 0)
 ANSWERS(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 2)
 
 // These need a device, and fail if it is broken.
@@ -35,7 +36,7 @@ SUCCEEDS(cuCtxSetCurrent)
 
 // NVML. torch looks the first four up with the others.
 SUCCEEDS(nvmlDeviceGetNvLinkRemoteDeviceType) SUCCEEDS(nvmlDeviceGetNvLinkRemotePciInfo_v2)
-SUCCEEDS(nvmlDeviceGetGpuFabricInfoV) SUCCEEDS(nvmlSystemGetCudaDriverVersion_v2)
+SUCCEEDS(nvmlDeviceGetGpuFabricInfoV)
 SUCCEEDS(nvmlShutdown)
 
 // cuBLAS: products are not computed. Its workspaces are torch's, from its caching allocator.
