@@ -183,7 +183,7 @@ def test_memory_budget_limits_every_operation(tmp_path: Path) -> None:
         found[option] = list(map(int, result.stdout.split()))
     limited, unlimited = found[str(budget)], found["None"]
     assert len(limited) == 5
-    # Beside the budget: the owners of the vectors, what a search by words counts, and 5,120 answers.
+    # Beside the budget: the owners of the vectors, what words count, and 5,120 answers.
     assert max(limited) < budget + 64 * count
     vectors = 4 * 384 * count
     assert max(unlimited) > vectors

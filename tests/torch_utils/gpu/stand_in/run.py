@@ -81,8 +81,9 @@ def main(kept: str | None = None) -> int:
     write(RESULT, result)
     wrong = [f"{t['outcome']}: {n}: {t['reason']}" for n, t in result["tests"].items()
              if t["outcome"] not in ("passed", "skipped")]  # fmt: skip
-    print(*wrong, Counter(test["outcome"] for test in result["tests"].values()), sep="\n")
-    return int(bool(wrong))
+    counts = Counter(test["outcome"] for test in result["tests"].values())
+    print(*wrong, counts, sep="\n")
+    return int(bool(wrong) or not counts["passed"])
 
 
 if __name__ == "__main__":
