@@ -72,11 +72,11 @@ class _Block(Resource):
 
     async def run_all(self) -> None:
         """Run the steps in an event loop, and await their results."""
-        self.work.start()
         while self.steps:
             result = None
             try:
                 with DeferredSignals():
+                    self.work.start()
                     result = self.work.call(*self.steps.pop()[:2], use=lambda result: result)
             except BaseException as interrupt:  # Raised by a signal's handler.
                 self.work.failed("a callback", interrupt)

@@ -62,12 +62,7 @@ class Release:
     """
 
     def __init__(
-        self,
-        *,
-        collect: Collect,
-        trim_host: bool,
-        thorough: bool,
-        empty_cache: bool = True,
+        self, *, collect: Collect, trim_host: bool, thorough: bool, empty_cache: bool = True
     ) -> None:
         if collect not in get_args(Collect):
             raise ValueError(f'collect must be "auto", "young", "never" or "full", got {collect!r}')
@@ -89,6 +84,7 @@ class Release:
             self._started = time.perf_counter()
             # Not in `__init__`: a scope may start before torch is imported.
             self.inventory = Inventory() if self._outer is None else self._outer.inventory
+            self._freed_before = self.inventory.freed_bytes()
             self._before = _memory.memory_snapshot()
 
     def run(self, things: Sequence[Any], *, is_again: bool = False) -> None:
@@ -211,10 +207,10 @@ class Release:
                 duration_s=time.perf_counter() - self._started,
                 skipped="the program is ending, and the system takes the memory back",
             )
-        if self._outer is not None:
+        if self._outer is not None and not self.thorough and self.collect != "full":
             return self._report({})
         report = self._report(self._give_back())
-        if LISTENERS:
+        if LISTENERS and self._outer is None:
             notify("release", report=report)
         return report
 
@@ -274,8 +270,11 @@ class Release:
             names = dict.fromkeys(holders.get(one.key, ()))
             variables_first = tuple(sorted(names, key=lambda name: not is_variable(name)))
             held[key] = StillHeld(name, nbytes, one.device, variables_first)
+        freed = {one.device: 0 for one in held.values()} | self.inventory.freed_bytes()
+        for device, nbytes in self._freed_before.items():
+            freed[device] -= nbytes
         return CleanupReport(
-            freed_bytes={one.device: 0 for one in held.values()} | self.inventory.freed_bytes(),
+            freed_bytes=freed,
             still_held=tuple(sorted(held.values(), key=lambda one: -one.nbytes)),
             errors=tuple(self.errors),
             duration_s=time.perf_counter() - self._started,
