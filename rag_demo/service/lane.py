@@ -221,7 +221,7 @@ class Lane:
                     self.batch_tokens = int(getattr(model, "batch_tokens", 0))
                 self.error, self.has_loaded = None, True
                 return function(model)
-        except Exception as error:
+        except BaseException as error:  # Extensions in other languages raise such errors too.
             if not has_begun:
                 self.error = error
             raise

@@ -175,7 +175,9 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop; uvicorn asks ten times a second."""
-        return await super().on_tick(counter) or self._app.state.service.failure is not None
+        service = self._app.state.service
+        has_failed = service.failure is not None and not service.is_in_use
+        return await super().on_tick(counter) or has_failed
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer the accepted requests, then close everything."""

@@ -58,7 +58,7 @@ class Service:
         self.settings, self.limits, self.tokens = settings, limits, read_tokens(settings)
         self.identity, self.index = made_by, Index(settings, made_by)
         self.draining = False
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.model_id = settings.model or made_by.name
         name = settings.served_model_name or Path(self.model_id).name  # Without folders.
         self.model_name = "model" if name in ("", "index") else name
@@ -101,7 +101,9 @@ class Service:
                     await lane.call(lambda model: None)
                     log.info("loaded %s", lane.host.name)
                     pause_s = _TICK_S
-                except Exception as error:  # After any error the next attempt may succeed.
+                except asyncio.CancelledError:
+                    raise
+                except BaseException as error:  # After any error the next attempt may succeed.
                     is_lasting = isinstance(error, RagDemoError) and not lane.has_loaded
                     if is_lasting and not isinstance(error, PostgresError):
                         self.failure = error
