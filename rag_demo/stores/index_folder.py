@@ -221,9 +221,11 @@ def readable_uri(path: Path) -> str:
 
     Raises:
         OSError: The file is missing.
+        DamagedIndexError: It does not end with a page.
     """
     # Do not open the file here: closing it would drop SQLite's locks in this process.
-    path.stat()
+    if path.stat().st_size % 512:  # A page has at least so many bytes.
+        raise damaged(path, "it was cut off")
     # Who may write also undoes what a killed writer has left.
     way = "mode=rw" if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK) else "mode=ro"
     return f"file:{quote(os.fsencode(path.resolve()))}?{way}"

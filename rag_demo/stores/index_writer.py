@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import sqlite3
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -90,8 +91,8 @@ class IndexWriter:
                 if not os.access(folder, os.W_OK):
                     raise PermissionError(errno.EACCES, "it is read-only")
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                # First this, then the lock: an interrupt between them leaves no lock.
-                self._closing.callback(os.close, descriptor)
+                # First this, then the lock: an interrupt leaves no lock. Also if it hits the end.
+                self._closing.callback(weakref.finalize(self, os.close, descriptor))
                 try:
                     # A killed process loses the lock.
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,7 +263,7 @@ class IndexWriter:
         """Commit all changes, and go on; make the files again if they waste space."""
         starts_over = finished and self.contents.wastes_space
         may_lack = 0 if finished and not starts_over else MOST_BEHIND
-        self.commit(source, finished=finished, words_may_lack=may_lack)
+        self.commit(source=source, finished=finished, words_may_lack=may_lack)
         if not starts_over:
             return
         try:
@@ -270,7 +271,7 @@ class IndexWriter:
                 self.clear(old.manifest.model)
                 for batch in old.contents.batches(old.take):
                     self.upsert(batch)
-                self.commit(source, words_may_lack=0)
+                self.commit(source=source, words_may_lack=0)
         except DamagedIndexError:
             raise
         except RagDemoError as error:
@@ -279,15 +280,17 @@ class IndexWriter:
 
     def commit(
         self,
-        source: str | None = None,
+        name: str | None = None,
         *,
+        source: str | None = None,
         finished: bool = True,
         words: Callable[[], WordsFolder | None] = lambda: None,
         words_may_lack: int = MOST_BEHIND,
-    ) -> str:
-        """Make all changes since the last commit durable, and return the new commit.
+    ) -> None:
+        """Make all changes since the last commit durable.
 
         Args:
+            name: The name of the new commit, which no other has.
             source: What is indexed.
             finished: Whether all of it is.
             words: Returns a full-text index of these documents, from which to begin.
@@ -298,9 +301,8 @@ class IndexWriter:
         """
         if self._manifest.next_number - self._manifest.words_end > words_may_lack:
             self._write_words(words())
-        manifest = replace(
-            self._manifest, source=source, finished=finished, commit=secrets.token_hex(8)
-        )
+        commit = name or secrets.token_hex(8)
+        manifest = replace(self._manifest, source=source, finished=finished, commit=commit)
         with writing_errors(self.folder), self.documents.use() as connection:
             if manifest.rows:
                 (self.folder / manifest.vectors_name).stat()  # A missing file is damage.
@@ -310,7 +312,6 @@ class IndexWriter:
             connection.execute("COMMIT")  # SQLite syncs the folder too, with its journal.
             self.manifest = manifest
             connection.execute("BEGIN IMMEDIATE")
-        return manifest.commit
 
     def _write_words(self, known: WordsFolder | None) -> None:
         """Write a full-text index of all documents, if that is possible."""

@@ -250,7 +250,10 @@ def exit_on_sigterm() -> AbstractContextManager[object]:
 
 
 def _other(folder: object, what: str) -> OtherIndexError:
-    return OtherIndexError(f"'{folder}' holds {what}; name another folder, or --yes")
+    return OtherIndexError(
+        f"'{folder}' holds {what}; name another folder, add to this one with rag-demo add, "
+        "or replace all that it holds with --yes"
+    )
 
 
 def _new_of(batch: list[Document], writer: Any) -> list[Document]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -194,7 +195,7 @@ class LocalStore:
         self._snapshot = Snapshot(
             documents=temporary_documents(), vectors=vectors, words=TextIndex(language)
         )
-        self._saved: dict[Path, Known] = {}
+        self._saved: dict[Path, list[Known]] = {}
 
     @property
     def identity(self) -> ModelIdentity | None:
@@ -310,27 +311,29 @@ class LocalStore:
         """See `rag_demo.retriever.LocalRetriever.save`."""
         place = folder.resolve()
         with self._change() as snapshot, IndexWriter(folder, start_over=overwrite) as writer:
-            committed, known = writer.manifest, self._saved.get(place)
-            is_known = committed is not None and known and known.commit == committed.commit
-            if committed is not None and not is_known and not overwrite:
-                if known or committed.source is not None or not committed.model.is_same(identity):
-                    what = "has changed since it was" if known else "was not"
+            committed, states = writer.manifest, self._saved.get(place, [])
+            known = [one for one in states if committed and one.commit == committed.commit]
+            if committed is not None and not known and not overwrite:
+                if states or committed.source is not None or not committed.model.is_same(identity):
+                    what = "has changed since it was" if states else "was not"
                     raise IndexChangedError(
                         f"the index in '{place}' {what} loaded or saved here; load it and repeat "
                         "the changes, or replace it with overwrite=True"
                     )
                 _ = writer.contents  # A damaged index is not replaced.
             before, start = np.empty(0, np.int64), 0
-            if known and is_known and known.origin is snapshot.origin and not overwrite:
-                before, start = known.owners, known.next_number
+            if known and known[0].origin is snapshot.origin and not overwrite:
+                before, start = known[0].owners, known[0].next_number
                 if start == snapshot.next_number and np.array_equal(before, snapshot.owners):
                     return  # Nothing has changed, so other writers keep their state.
             else:
                 writer.clear(identity, snapshot.words.language)
             writer.documents.insert(snapshot.documents.stream(snapshot.alive, start))
             writer.write(snapshot, before, snapshot.vectors.take)
-            commit = writer.commit(words=snapshot.words.folder)
-            self._saved[place] = snapshot.known(commit)
+            new = snapshot.known(secrets.token_hex(8))
+            # After an interrupt it is unknown which of the two states the folder has.
+            self._saved[place] = [*known, new]
+            writer.commit(new.commit, words=snapshot.words.folder)
 
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False
@@ -348,7 +351,7 @@ class LocalStore:
                 stack.pop_all()  # Before it is used: an interrupt must not close its files.
                 self._snapshot = loaded
                 # Last: what is not loaded is not known, so `save` does not replace it.
-                self._saved[folder.resolve()] = loaded.known(saved.manifest.commit)
+                self._saved[folder.resolve()] = [loaded.known(saved.manifest.commit)]
             return loaded.count
 
     def close(self) -> VectorRows:

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, IndexChangedError, PyTorchGPURetriever, RagDemoError
+from rag_demo.stores.index_writer import IndexWriter
 from tests.support.interrupts import Place, interrupt_everywhere
+from tests.support.retriever_kinds import OnCpu
 from tests.support.small_collections import Hashed, are_nearest, text_of
 
 KINDS: list[Any] = [
@@ -96,6 +98,26 @@ def test_interrupted_change_is_all_or_nothing(
 
     interrupt_everywhere(check, package="rag_demo", minimum=at_most // 2, at_most=at_most)
     assert left_old
+
+
+def test_interrupted_save_can_be_repeated(tmp_path: Path, monkeypatch: Any) -> None:
+    """Wherever the interrupt was: here, just before and just after the index is written."""
+    folder, commit = tmp_path / "index", IndexWriter.commit
+
+    def interrupted(writer: Any, *arguments: Any, **options: Any) -> None:
+        if is_late:
+            commit(writer, *arguments, **options)
+        raise KeyboardInterrupt
+
+    with OnCpu(Hashed()) as retriever:
+        for number, is_late in enumerate((True, False, True)):
+            add(retriever, {f"d{number}": text_of(number)})
+            with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+                patched.setattr(IndexWriter, "commit", interrupted)
+                retriever.save(folder)
+            retriever.save(folder)
+        with OnCpu(Hashed()) as other:
+            assert other.load(folder) == 3
 
 
 @pytest.mark.slow
