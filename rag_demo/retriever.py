@@ -161,9 +161,15 @@ class Retriever(Resource):
 
         Returns:
             How many documents were removed.
+
+        Raises:
+            ValueError: The filter is ``{}``, which all documents match.
         """
         self.ensure_open()
         names = checked_texts(ids, "ids")
+        if where == {}:
+            everything = '{"$id": {"$exists": True}}'
+            raise ValueError(f"where={{}} matches all documents; to delete them pass {everything}")
         if where is not None:
             names += self.store.matching(where)
         return self.store.delete(names)
@@ -243,8 +249,8 @@ class Retriever(Resource):
             ResourceClosedError: This retriever or its embedding model is closed.
         """
         if query is None:
-            if vector is None:
-                raise TypeError("search needs a query or a vector")
+            if vector is None or mode == "bm25":
+                raise TypeError("search needs a query, or a vector and another mode than 'bm25'")
             query, mode = "", "dense"
         vectors = None if vector is None else np.asarray(vector)[None]
         found = self.search_batch(

@@ -95,6 +95,8 @@ def check_documents(texts: Any, metadata: Any, ids: Any) -> list[Document]:
         TypeError: A text or an id is not str, or metadata are not JSON.
         ValueError: Lengths differ, or an id is repeated.
     """
+    if isinstance(metadata, Mapping):
+        raise TypeError("metadata must be a list with one mapping for each text, got one mapping")
     names = None if ids is None else checked_texts(ids, "ids")
     texts, metadata = checked_texts(texts, "texts"), None if metadata is None else list(metadata)
     for what, values in (("metadata", metadata), ("ids", names)):
