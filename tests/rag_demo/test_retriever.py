@@ -105,6 +105,18 @@ def test_copy_of_another_dtype_keeps_the_float32_vectors(dtype: str) -> None:
         assert nbytes <= retriever.stats().nbytes < 1.2 * nbytes
 
 
+def test_slips_that_would_change_or_answer_the_wrong_thing_are_refused() -> None:
+    with OnCpu(Hashed()) as retriever:
+        with pytest.raises(TypeError, match="a list with one mapping for each text"):
+            retriever.add(["a", "b"], {"x": 1, "y": 2})  # type: ignore[arg-type]
+        retriever.add(["a", "b"])
+        with pytest.raises(ValueError, match="matches all documents"):
+            retriever.delete(where={})
+        with pytest.raises(TypeError, match="another mode than 'bm25'"):
+            retriever.search(None, mode="bm25", vector=[1.0] * Hashed().dimension)
+        assert retriever.delete(where={"$id": {"$exists": True}}) == 2
+
+
 @pytest.mark.parametrize("model", ["a name", None, EmbeddingModel])
 def test_object_that_cannot_embed_is_refused(model: Any) -> None:
     with pytest.raises(TypeError, match="is not an embedding model"):

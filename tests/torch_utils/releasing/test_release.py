@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.support.programs import assert_clean, run_forked
 from tests.support.releasing import garbage_collections, gone, weak, without_collector
-from torch_utils import ReleasedError, release
+from torch_utils import CleanupReport, ReleasedError, Resource, release
 from torch_utils._runtime import FALLBACKS
 
 
@@ -59,6 +59,22 @@ def test_nested_containers_and_optimizer_are_released_once() -> None:
     assert report.freed_bytes["host"] == 4 * TWO_LAYERS["host"] + 3 * 4 + 40
     with pytest.raises(ReleasedError, match="this Adam was released"):
         optimizer.step()
+
+
+def test_nested_release_reports_only_what_it_freed() -> None:
+    class Owner(Resource):
+        def __init__(self, size: int) -> None:
+            self.model = nn.Linear(size, size, bias=False)
+
+        def _release(self) -> None:
+            reports.append(release(self.model, collect="full"))
+
+    reports: list[CleanupReport] = []
+    with garbage_collections() as seen:
+        report = release([Owner(8), Owner(4)])
+    assert sorted(each.freed_bytes["host"] for each in reports) == [64, 256]
+    assert report.freed_bytes["host"] == 320
+    assert seen.count(2) >= 2, "each asked for one"
 
 
 def test_release_without_objects_returns_what_became_free() -> None:
@@ -144,7 +160,7 @@ def test_opaque_layouts_cause_a_collection_and_a_trim() -> None:
 
 WITHOUT_A_PRIVATE_NAME = """
 import logging, sys, torch
-from torch_utils import ReleasedError, release
+from torch_utils import CleanupReport, ReleasedError, Resource, release
 logging.getLogger("torch_utils").disabled = True  # Of errors that are in the report.
 
 class Missing:
