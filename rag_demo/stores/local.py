@@ -423,13 +423,12 @@ def _by_vectors(
         best = _best(query, rows, scores, depth, order_of)
         query, rows, scores = query[best], rows[best], scores[best]
         columns = (owners[rows].tolist(), scores.tolist(), rows.tolist())
+        hits = map(Hit._make, zip(*columns, strict=True))
         found = [dict[int, Hit]() for _ in queries]  # Each document once, with its best row.
-        for place, hit in zip(
-            query.tolist(), map(Hit._make, zip(*columns, strict=True)), strict=True
-        ):
+        for place, hit in zip(query.tolist(), hits, strict=True):
             found[place].setdefault(hit.id, hit)
-        if depth == available or all(len(hits) >= wanted for hits in found):
-            return [list(hits.values())[:wanted] for hits in found]
+        if depth == available or all(len(each) >= wanted for each in found):
+            return [list(each.values())[:wanted] for each in found]
         depth = min(4 * depth, available)
 
 

@@ -269,7 +269,7 @@ class ModelProcess:
             except (EOFError, OSError):
                 self._stop(GRACE_S)
                 raise self._closed_error() from None
-            except BaseException:
+            except BaseException:  # A late answer would be taken for that of the next call.
                 self.kill()
                 raise
             finally:

@@ -195,7 +195,7 @@ def in_child(work: Callable[[], object]) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     try:
         work()
-    except BaseException:
+    except BaseException:  # The child must not go on with the tests.
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
