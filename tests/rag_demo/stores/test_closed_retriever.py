@@ -161,7 +161,7 @@ with PyTorchGPURetriever(Model(), device="cpu", dtype="bfloat16") as other:
 with PyTorchGPURetriever(Model(), device="cpu", memory_budget=budget) as retriever:
     for work in (
         lambda: retriever.load(folder),
-        lambda: retriever.search_batch(["q"] * 512, top_k=10),
+        lambda: retriever.search_batch(["q"] * 512, top_k=10, mode="dense"),
         lambda: retriever.search("q", where={"year": {"$gte": 2000}}),
         lambda: retriever.search_batch(["thing5"] * 20, mode="hybrid"),
         lambda: (retriever.add(["z"], ids=["z"]), retriever.delete(["7"]), retriever.search("q")),
@@ -183,7 +183,7 @@ def test_memory_budget_limits_every_operation(tmp_path: Path) -> None:
         found[option] = list(map(int, result.stdout.split()))
     limited, unlimited = found[str(budget)], found["None"]
     assert len(limited) == 5
-    # Beside the budget: the owners of the vectors, what words count, and 5,120 answers.
+    # Beside the budget: the owners of the vectors, what words count, and 5,120 results.
     assert max(limited) < budget + 64 * count
     vectors = 4 * 384 * count
     assert max(unlimited) > vectors
