@@ -31,7 +31,8 @@ def _serve():
             os.setsid()
             sys.argv[1:] = job["arguments"]
             if job["quick_end"]:
-                atexit.register(gc.freeze)  # The first one registered is the last to run.
+                # The first one registered is the last to run. Triton calls frozen objects leaked.
+                atexit.register(lambda: "triton" in sys.modules or gc.freeze())
             return job
         os.write(1, f"{pid}\n".encode())
         _, status = os.waitpid(pid, 0)

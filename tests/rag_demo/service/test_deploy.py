@@ -79,6 +79,7 @@ def options_of(arguments: list[str]) -> Any:
 
 
 def test_compose_with_a_database_names_existing_options() -> None:
+    pytest.importorskip("psycopg")
     (compose,) = documents_of("compose.postgres.yaml")
     assert options_of(compose["services"]["rag-demo"]["command"]).index
     shown = succeed("index", "--help")
