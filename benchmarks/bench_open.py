@@ -23,7 +23,7 @@ from benchmarks.results_file import write
 from rag_demo import PyTorchGPURetriever
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.reading.document import Document
-from rag_demo.stores.index_writer import IndexWriter
+from rag_demo.stores.index_writer import open_writer
 from rag_demo.stores.store import EmbeddedBatch
 from torch_utils import measuring, memory_snapshot
 
@@ -78,7 +78,7 @@ def main() -> None:
         folder, file = Path(name, "index"), Path(name, "faiss")
         with measuring("cpu") as taken:
             documents = map(texts.read, range(count))
-            with IndexWriter(folder) as writer:
+            with open_writer(folder) as writer:
                 writer.clear(ModelIdentity("bench"))
                 owners, wholes = np.arange(count), np.zeros((count, 2), np.int32)
                 writer.upsert(EmbeddedBatch(list(documents), owners, wholes, vectors, None))

@@ -122,14 +122,14 @@ def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> 
 
     rag-demo list prints the IDs. The exit code is 1 if there is nothing to delete.
     """
-    from rag_demo.stores.index_writer import IndexWriter
+    from rag_demo.stores.index_writer import open_writer
     from rag_demo.stores.ingest import exit_on_sigterm
 
     if not ids and where is None:
         raise RagDemoError("nothing to delete; pass ids, or --where KEY=VALUE")
     load_manifest(folder)
-    open_writer: Any = IndexWriter if isinstance(folder, Path) else open_store
-    with exit_on_sigterm(), open_writer(folder) as writer:
+    open_place: Any = open_writer if isinstance(folder, Path) else open_store
+    with exit_on_sigterm(), open_place(folder) as writer:
         known = {each.id for each in writer.get(ids) if each is not None}
         matching = [] if where is None else writer.matching(where)
         deleted = writer.delete(list(known.union(matching)))

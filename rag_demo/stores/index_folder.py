@@ -3,7 +3,7 @@
 ============================  ==================================================================
 ``rag-demo-N.sqlite``         the manifest, documents, their metadata, and the owners of vectors
 ``vectors-N.f32``             float32 vectors
-``words-N-K/``                the full-text index, a folder that never changes
+``words-N-COUNT/``            the full-text index of the first documents; it never changes
 ============================  ==================================================================
 
 A change is one transaction of the database. Documents and vectors only grow, and deleting is a
@@ -14,7 +14,6 @@ highest N with a manifest counts, and the writer removes the others.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import mmap
 import os
@@ -22,7 +21,7 @@ import re
 import sqlite3
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -50,12 +49,12 @@ from rag_demo.stores.documents import SCHEMA, DocumentTable
 from rag_demo.stores.words import TextIndex, WordsFolder
 from rag_demo.vectors import Rows, Vectors
 
-VERSION = 4
-PIECE = 1 << 10
-"""Rows of vectors, at most, that are written and checked together."""
+VERSION = 5
+PIECE = 1 << 8
+"""Rows that are written and checked together; the last piece may have fewer."""
 TABLES = (
     "CREATE TABLE manifest (value TEXT)",
-    "CREATE TABLE pieces (row INTEGER PRIMARY KEY, owners BLOB, passages BLOB, checksum INTEGER)",
+    "CREATE TABLE pieces (piece INTEGER PRIMARY KEY, owners BLOB, passages BLOB, checksum INTEGER)",
 )
 _PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
@@ -77,8 +76,6 @@ class Manifest:
         count: How many documents there are.
         next_number: The number of the next document.
         file_number: The N in the names of the files.
-        identity: A random number, chosen when files with another N are begun.
-        words_number: The K in the name of the full-text index.
         words_end: The full-text index has the documents with smaller numbers; 0 without one.
         words_checksum: The checksum of the full-text index.
         language: The language of stems in the full-text index.
@@ -94,8 +91,6 @@ class Manifest:
     count: int = 0
     next_number: int = 0
     file_number: int = 0
-    identity: int = 0
-    words_number: int = 0
     words_end: int = 0
     words_checksum: int = 0
     language: str = "english"
@@ -110,7 +105,7 @@ class Manifest:
     @property
     def words_name(self) -> str:
         """The name of the folder of the full-text index."""
-        return f"words-{self.file_number}-{self.words_number}"
+        return f"words-{self.file_number}-{self.words_end}"
 
     def words(self, folder: Path) -> WordsFolder | None:
         """The full-text index in the folder of this index, or None."""
@@ -211,9 +206,7 @@ def _parsed(path: Path, number: int, text: str) -> Manifest:
             f"'{path}' has index version {known.get('version')}, but this program reads "
             f"version {VERSION}; use a matching rag-demo, or {HOW_TO_REBUILD} {path.parent} --yes"
         )
-    if known["file_number"] != number:  # A writer removes what it does not name.
-        raise ValueError(f"its manifest names files {known['file_number']}")
-    return Manifest(**{**known, "model": ModelIdentity(**known["model"])})
+    return Manifest(**{**known, "model": ModelIdentity(**known["model"]), "file_number": number})
 
 
 def readable_uri(path: Path) -> str:
@@ -226,9 +219,8 @@ def readable_uri(path: Path) -> str:
     # Do not open the file here: closing it would drop SQLite's locks in this process.
     if path.stat().st_size % 512:  # A page has at least so many bytes.
         raise damaged(path, "it was cut off")
-    # Who may write also undoes what a killed writer has left.
-    way = "mode=rw" if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK) else "mode=ro"
-    return f"file:{quote(os.fsencode(path.resolve()))}?{way}"
+    # SQLite opens a file that it may not write for reading.
+    return f"file:{quote(os.fsencode(path.resolve()))}?mode=rw"
 
 
 @contextlib.contextmanager
@@ -266,9 +258,6 @@ def temporary_documents(path: Path | None = None, saved: Manifest | None = None)
                 connection.execute(statement)
             if path is not None and saved is not None:
                 connection.execute("ATTACH ? AS saved", (readable_uri(path),))
-                (identity,) = connection.execute("PRAGMA saved.user_version").fetchone()
-                if identity != saved.identity:
-                    raise FileNotFoundError(errno.ENOENT, "it was replaced", str(path))
                 for table in ("documents", "metadata"):
                     connection.execute(
                         f"CREATE TEMP VIEW {table} AS SELECT * FROM saved.{table}"
@@ -287,18 +276,17 @@ def temporary_documents(path: Path | None = None, saved: Manifest | None = None)
 
 def read_contents(
     database: sqlite3.Connection, manifest: Manifest, documents: DocumentTable
-) -> tuple[Contents, Rows, Sequence[int]]:
+) -> tuple[Contents, list[int]]:
     """Read which document each vector belongs to.
 
     Returns:
-        The contents, where each piece of the file begins and the last one ends, and the checksum
-        of each piece.
+        The contents, and the checksum of each piece of the file.
 
     Raises:
         DamagedRowError: They do not match the manifest.
     """
-    rows = database.execute("SELECT owners, passages, row, checksum FROM pieces ORDER BY row")
-    owners, passages, starts, checksums = list(zip(*rows, strict=True)) or ((), (), (), ())
+    rows = database.execute("SELECT owners, passages, checksum FROM pieces ORDER BY piece")
+    owners, passages, checksums = list(zip(*rows, strict=True)) or ((), (), ())
     try:
         contents = Contents(
             documents=documents,
@@ -307,19 +295,18 @@ def read_contents(
             next_number=manifest.next_number,
             identity=manifest.model if manifest.rows else None,
         )
-        expected = np.cumsum([0, *(len(each) // 8 for each in owners)])
         is_whole = (
             len(contents.owners) == len(contents.spans) == manifest.rows
+            and len(checksums) == len(range(0, manifest.rows, PIECE))
             and contents.owners.min(initial=GONE) >= GONE
             and contents.owners.max(initial=GONE) < manifest.next_number
-            and np.array_equal(expected, [*starts, manifest.rows])
             and contents.count == manifest.count
         )
     except (ValueError, TypeError):
         is_whole = False
     if not is_whole:
         raise DamagedRowError("its pieces do not match its manifest")
-    return contents, expected, checksums
+    return contents, list(checksums)
 
 
 class SavedIndex:
@@ -347,7 +334,7 @@ class SavedIndex:
         path = self.folder / database_name(manifest.file_number)
         self.manifest = manifest
         documents = temporary_documents(path, manifest)
-        self.contents, self._starts, self._checksums = read_contents(database, manifest, documents)
+        self.contents, self._checksums = read_contents(database, manifest, documents)
         shape = (manifest.rows, manifest.dimension)
         self._is_checked, self._nbytes = False, 4 * shape[0] * shape[1]
         self._vectors_path = self.folder / manifest.vectors_name
@@ -366,12 +353,7 @@ class SavedIndex:
             stack.callback(documents.close)
             with documents.use():  # It stays open, even if the file is removed.
                 pass
-            try:
-                self.words = TextIndex(manifest.language, manifest.words(self.folder))
-            except FileNotFoundError:
-                if read_manifest(self.folder).commit != manifest.commit:
-                    raise  # A writer has replaced all files meanwhile.
-                self.words = TextIndex(manifest.language)
+            self.words = TextIndex(manifest.language, manifest.words(self.folder))
             stack.pop_all()
 
     def verify(self) -> None:
@@ -382,7 +364,7 @@ class SavedIndex:
         """
         self.check()
         words = self.manifest.words(self.folder)
-        if words is not None and not (words.folder.is_dir() and words.is_whole):
+        if words is not None and not words.is_whole:
             raise DamagedIndexError(  # Its texts and vectors are whole, so do not name --yes.
                 f"'{words.folder}' is damaged (it is missing, or its checksum is wrong); searches "
                 "do without it, and the next rag-demo add or index makes it again"
@@ -425,8 +407,9 @@ class SavedIndex:
             return
 
         def check(piece: int) -> None:
-            start, stop = self._starts[piece : piece + 2].tolist()
-            vectors = np.empty((stop - start, self.manifest.dimension), np.float32)
+            start = piece * PIECE
+            count = min(PIECE, self.manifest.rows - start)
+            vectors = np.empty((count, self.manifest.dimension), np.float32)
             self._read_into(start, vectors)
             if zlib.crc32(as_bytes(vectors)) != self._checksums[piece]:
                 raise damaged(self._vectors_path, f"the checksum of row {start} is wrong")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import logging
@@ -11,9 +10,8 @@ import os
 import secrets
 import shutil
 import sqlite3
-import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +25,6 @@ from rag_demo.errors import (
     IndexFileError,
     IndexVersionError,
     MissingIndexError,
-    RagDemoError,
     WriterBusyError,
 )
 from rag_demo.reading.document import Document
@@ -58,81 +55,79 @@ MOST_BEHIND = 1 << 13
 log = logging.getLogger("rag_demo")
 
 
-class IndexWriter:
-    """The only writer of an index. Use it with ``with``; without `commit`, changes are lost.
+@contextlib.contextmanager
+def open_writer(folder: Path, *, start_over: bool = False) -> Iterator[IndexWriter]:
+    """Lock the folder of an index, and yield its writer. What was not committed is lost.
 
-    Readers are not disturbed. If nothing is committed, a folder that was made is removed. After an
-    error of a change, leave the block.
+    Readers are not disturbed. After an error of a change, leave the block.
 
     Args:
         folder: The folder of the index. It is created if it is missing.
         start_over: Whether the first commit may replace a damaged index.
 
-    Attributes:
-        manifest: What is going to be committed; None in a folder without an index.
-        documents: All documents, by number.
-
     Raises:
         IndexFileError: The folder holds something else, cannot be written, or another process
             is writing into it; or the index is damaged.
     """
+    with writing_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A killed process loses it.
+        except BlockingIOError:
+            raise WriterBusyError(
+                f"another process is writing into '{folder}'; try again when it has finished"
+            ) from None
+        names = [path.name for path in folder.iterdir()]
+        foreign = [name for name in names if not is_part(name)]
+        if foreign and not databases_of(names):
+            raise IndexFileError(
+                f"'{folder}' holds {foreign[0]!r} and is not an index; "
+                "name a new or an empty folder"
+            )
+        writer = IndexWriter(folder)
+        try:
+            ignored = (DamagedIndexError, IndexVersionError) if start_over else ()
+            with contextlib.suppress(*ignored):
+                writer.open()
+            yield writer
+        finally:
+            writer.close()
+    finally:
+        os.close(descriptor)
 
-    def __init__(self, folder: Path, *, start_over: bool = False) -> None:
+
+class IndexWriter:
+    """The writer of an index whose folder is locked; see `open_writer`.
+
+    Attributes:
+        manifest: What is going to be committed; None in a folder without an index.
+        documents: All documents, by number.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest: Manifest | None = None
-        self._contents: Contents | None = None  # until it is needed
-        self._starts: list[int] = []  # of the pieces
-        self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
-        self._closing = contextlib.ExitStack()
         self.documents = temporary_documents()  # until a database is opened
-        try:
-            with writing_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                if not os.access(folder, os.W_OK):
-                    raise PermissionError(errno.EACCES, "it is read-only")
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                # First this, then the lock: an interrupt leaves no lock. Also if it hits the end.
-                self._closing.callback(weakref.finalize(self, os.close, descriptor))
-                try:
-                    # A killed process loses the lock.
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise WriterBusyError(
-                        f"another process is writing into '{folder}'; "
-                        "try again when it has finished"
-                    ) from None
-                names = [path.name for path in folder.iterdir()]
-                foreign = [name for name in names if not is_part(name)]
-                if foreign and not databases_of(names):
-                    raise IndexFileError(
-                        f"'{folder}' holds {foreign[0]!r} and is not an index; "
-                        "name a new or an empty folder"
-                    )
-                self._closing.callback(self._clean_up)
-                try:
-                    self._read()
-                    self._remove_unnamed(self.manifest)
-                except (DamagedIndexError, IndexVersionError):
-                    if not start_over:
-                        raise
-        except BaseException:  # After an interrupt too, nothing else closes this.
-            self._closing.close()
-            raise
+        self._contents: Contents | None = None  # until it is needed
+        self._checksums: list[int] = []  # of the pieces
 
-    def _read(self) -> None:
+    def open(self) -> None:
         """Read the committed state, if any, and begin a transaction."""
         with contextlib.suppress(MissingIndexError):
             manifest = read_manifest(self.folder)
             self._open(manifest.file_number)
             with self.documents.use() as database:
-                self._starts = [row for (row,) in database.execute("SELECT row FROM pieces")]
-            self.manifest, self._contents = manifest, None
+                query = "SELECT checksum FROM pieces ORDER BY piece"
+                self._checksums = [checksum for (checksum,) in database.execute(query)]
+            self.manifest = manifest
 
-    def _open(self, number: int, identity: int = 0) -> None:
-        """Open a database, and begin a transaction; with an identity make its tables."""
+    def _open(self, number: int, schema: Sequence[str] = ()) -> None:
+        """Open a database, make its tables, and begin a transaction."""
         self.documents.close()  # This rolls back what was not committed.
         path = self.folder / database_name(number)
-        # Not methods of this writer: the cycle would keep the lock until a collection.
+        # Not a method of this writer: the cycle would keep it until a collection.
         connect = partial(
             sqlite3.connect, path, timeout=5, isolation_level=None, check_same_thread=False
         )
@@ -142,12 +137,10 @@ class IndexWriter:
             # Readers may be unable to write what SQLite's log (WAL) needs, or use another machine.
             connection.execute("PRAGMA journal_mode = DELETE")
             connection.execute("PRAGMA cache_spill = OFF")  # Readers wait for a commit only.
-            connection.execute("BEGIN IMMEDIATE")
-            if identity:
-                for statement in (*TABLES, *SCHEMA, f"PRAGMA user_version = {identity}"):
+            with connection:
+                for statement in schema:
                     connection.execute(statement)
-                connection.execute("COMMIT")
-                connection.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN IMMEDIATE")
 
     @property
     def contents(self) -> Contents:
@@ -160,12 +153,10 @@ class IndexWriter:
     def clear(self, model: ModelIdentity, language: str = "") -> None:
         """Remove everything, and begin new files; the old ones are removed after `commit`."""
         language = language or (self.manifest or Manifest(model)).language
-        identity = 1 + secrets.randbelow(2**31 - 2)
-        with writing_errors(self.folder):
-            number = 1 + max(databases_of(path.name for path in self.folder.iterdir()), default=0)
-            self._open(number, identity)
-        self._contents, self._starts = Contents(documents=self.documents), []
-        self.manifest = Manifest(model, file_number=number, identity=identity, language=language)
+        number = 1 + max(databases_of(path.name for path in self.folder.iterdir()), default=0)
+        self._open(number, (*TABLES, *SCHEMA))
+        self._contents, self._checksums = Contents(documents=self.documents), []
+        self.manifest = Manifest(model, file_number=number, language=language)
 
     def use_language(self, language: str) -> None:
         """Set the language of stems; the full-text index is made again if it has another."""
@@ -198,38 +189,37 @@ class IndexWriter:
             ValueError: The vectors have another dimension than those of the index.
         """
         owners, present, manifest = contents.owners, len(before), self._manifest
-        changed = np.flatnonzero(owners[:present] != before)
-        ends, dimension = [*self._starts[1:], present], manifest.dimension
+        pieces, dimension = {*(np.flatnonzero(owners[:present] != before) // PIECE)}, 0
         with writing_errors(self.folder), self.documents.use() as connection:
-            pieces = np.searchsorted(self._starts, changed, "right") - 1
-            for piece in dict.fromkeys(pieces.tolist()):
-                start = self._starts[piece]
-                some = owners[start : ends[piece]].tobytes()
-                connection.execute("UPDATE pieces SET owners = ? WHERE row = ?", (some, start))
             if len(owners) > present:
                 # A file without rows may have some of a writer that was killed.
                 flags = os.O_WRONLY | (0 if present else os.O_CREAT)
                 path = self.folder / manifest.vectors_name
                 with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
-                    for start in range(present, len(owners), PIECE):
-                        rows = np.arange(start, min(start + PIECE, len(owners)))
+                    for piece in range(present // PIECE, -(-len(owners) // PIECE)):
+                        start = max(present, piece * PIECE)
+                        rows = np.arange(start, min(piece * PIECE + PIECE, len(owners)))
                         vectors = take(rows)
                         if start:
-                            check_dimension(vectors, dimension)
+                            check_dimension(vectors, dimension or manifest.dimension)
                         dimension = vectors.shape[1]
                         file.seek(start * dimension * 4)
                         file.write(as_bytes(vectors))
-                        spans = np.ascontiguousarray(contents.spans[rows], np.int32).tobytes()
-                        row = (start, owners[rows].tobytes(), spans, zlib.crc32(as_bytes(vectors)))
-                        connection.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", row)
-                        self._starts.append(start)
+                        known = self._checksums[piece] if start > piece * PIECE else 0
+                        self._checksums[piece:] = [zlib.crc32(as_bytes(vectors), known)]
+                        pieces.add(piece)
                     file.flush()
                     os.fsync(file.fileno())
+            for piece in sorted(map(int, pieces)):
+                some = slice(piece * PIECE, (piece + 1) * PIECE)
+                spans = np.ascontiguousarray(contents.spans[some], np.int32)
+                row = (piece, owners[some].tobytes(), spans.tobytes(), self._checksums[piece])
+                connection.execute("INSERT OR REPLACE INTO pieces VALUES (?, ?, ?, ?)", row)
         self._contents = contents
         self.manifest = replace(
             manifest,
             rows=len(owners),
-            dimension=dimension,
+            dimension=dimension or manifest.dimension,
             next_number=contents.next_number,
             count=contents.count,
         )
@@ -261,22 +251,14 @@ class IndexWriter:
 
     def keep(self, source: str | None, *, finished: bool) -> None:
         """Commit all changes, and go on; make the files again if they waste space."""
-        starts_over = finished and self.contents.wastes_space
-        may_lack = 0 if finished and not starts_over else MOST_BEHIND
-        self.commit(source=source, finished=finished, words_may_lack=may_lack)
-        if not starts_over:
-            return
-        try:
+        wastes_space = finished and self.contents.wastes_space
+        self.commit(source=source, finished=finished, words_may_lack=0 if finished else MOST_BEHIND)
+        if wastes_space:
             with contextlib.closing(SavedIndex(self.folder)) as old:
                 self.clear(old.manifest.model)
                 for batch in old.contents.batches(old.take):
                     self.upsert(batch)
                 self.commit(source=source, words_may_lack=0)
-        except DamagedIndexError:
-            raise
-        except RagDemoError as error:
-            log.warning("the change is saved, but deleted texts still take space: %s", error)
-            self._read()
 
     def commit(
         self,
@@ -318,7 +300,7 @@ class IndexWriter:
         manifest = self._manifest
         if known is None or known.end <= manifest.words_end:
             known = manifest.words(self.folder)
-        changed = replace(manifest, words_number=manifest.words_number + 1)
+        changed = replace(manifest, words_end=manifest.next_number)
         new = self.folder / changed.words_name
         try:
             start = copy_words(known, new)
@@ -329,35 +311,22 @@ class IndexWriter:
         except (ValueError, OSError) as error:
             log.debug("an index is saved without its full-text index: %s", error)
             return
-        self.manifest = replace(changed, words_end=manifest.next_number, words_checksum=checksum)
+        self.manifest = replace(changed, words_checksum=checksum)
 
-    def __enter__(self) -> IndexWriter:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._closing.close()
-
-    def _clean_up(self) -> None:
-        """Undo what was not committed, while the lock is held."""
+    def close(self) -> None:
+        """Undo what was not committed, and remove what the committed state does not name."""
         self.documents.close()
         with contextlib.suppress(OSError, IndexFileError):  # The next writer tries again.
             committed = None
             with contextlib.suppress(MissingIndexError):
                 committed = read_manifest(self.folder)
-            self._remove_unnamed(committed)
-            if committed is None:
-                for folder in self._made_folders:
-                    folder.rmdir()
-
-    def _remove_unnamed(self, committed: Manifest | None) -> None:
-        """Remove what the committed state does not name."""
-        for path in list(self.folder.iterdir()):
-            if not is_part(path.name) or (committed is not None and committed.names(path.name)):
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            for path in list(self.folder.iterdir()):
+                if not is_part(path.name) or (committed and committed.names(path.name)):
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
     @property
     def _manifest(self) -> Manifest:

@@ -31,7 +31,7 @@ from rag_demo.errors import (
 from rag_demo.reading.document import Document, checked_document
 from rag_demo.reading.passages import passages_of, with_title
 from rag_demo.stores.index_folder import read_manifest
-from rag_demo.stores.index_writer import IndexWriter
+from rag_demo.stores.index_writer import open_writer
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
 from rag_demo.vectors import normalized
@@ -158,7 +158,7 @@ def ingest(
     check_language(language or "none")
     with ExitStack() as stack:
         stack.enter_context(exit_on_sigterm())
-        writer = _open_writer(folder, source, stack, replace=replace, covers_all=covers_all)
+        writer = _writer_of(folder, source, stack, replace=replace, covers_all=covers_all)
         known = writer.manifest
         if based_on is not None and getattr(known, "commit", None) != based_on:
             raise IndexChangedError(f"another program has changed '{folder}' meanwhile; run again")
@@ -210,7 +210,7 @@ def ingest(
         return Ingested(embedded, reused)
 
 
-def _open_writer(
+def _writer_of(
     folder: str | Path | PostgresUrl,
     source: str | None,
     stack: ExitStack,
@@ -228,7 +228,7 @@ def _open_writer(
     if covers_all and not replace:
         with suppress(IndexFileError):
             may_start_over = read_manifest(folder).source == source
-    writer = stack.enter_context(IndexWriter(folder, start_over=may_start_over))
+    writer = stack.enter_context(open_writer(folder, start_over=may_start_over))
     manifest = writer.manifest
     is_small = manifest and 4 * manifest.rows * manifest.dimension <= _CHECKED_BYTES
     if manifest is not None and (covers_all or is_small):

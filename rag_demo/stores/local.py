@@ -21,7 +21,7 @@ from rag_demo.searching import Order, SearchRequest, SearchResult, Stats, by_mod
 from rag_demo.stores.contents import Contents
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, temporary_documents
-from rag_demo.stores.index_writer import IndexWriter
+from rag_demo.stores.index_writer import open_writer
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
 from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, check_dimension, exact_scores
@@ -310,7 +310,7 @@ class LocalStore:
     def save(self, folder: Path, identity: ModelIdentity, *, overwrite: bool = False) -> None:
         """See `rag_demo.retriever.LocalRetriever.save`."""
         place = folder.resolve()
-        with self._change() as snapshot, IndexWriter(folder, start_over=overwrite) as writer:
+        with self._change() as snapshot, open_writer(folder, start_over=overwrite) as writer:
             committed, states = writer.manifest, self._saved.get(place, [])
             known = [one for one in states if committed and one.commit == committed.commit]
             if committed is not None and not known and not overwrite:

@@ -119,32 +119,24 @@ class WordsFolder(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the files have their checksum.
-
-        Raises:
-            FileNotFoundError: The folder is missing.
-        """
-        return checksum_of(self.folder) == self.checksum
+        """Whether the folder exists, and its files have their checksum."""
+        return self.folder.is_dir() and checksum_of(self.folder) == self.checksum
 
     def open(self) -> Any:
         """Open the index, which stays open when its files are removed.
 
         None if it is damaged, which tantivy does not survive, or if it cannot be opened, such as in
         a read-only folder: tantivy locks a file in it.
-
-        Raises:
-            FileNotFoundError: The folder is missing.
         """
         import tantivy
 
-        if not self.is_whole:
-            log.warning("the full-text index '%s' is damaged; it is made again", self.folder)
-            return None
         try:
-            return _quiet(tantivy.Index.open(str(self.folder)))
-        except ValueError as error:
+            if checksum_of(self.folder) == self.checksum:
+                return _quiet(tantivy.Index.open(str(self.folder)))
+            log.warning("the full-text index '%s' is damaged; it is made again", self.folder)
+        except (ValueError, OSError) as error:
             log.debug("the full-text index '%s' cannot be used: %s", self.folder, error)
-            return None
+        return None
 
 
 def copy_words(known: WordsFolder | None, folder: Path) -> int:
@@ -155,10 +147,10 @@ def copy_words(known: WordsFolder | None, folder: Path) -> int:
         with contextlib.suppress(OSError):  # A writer has removed it.
             for path in known.folder.iterdir():
                 shutil.copyfile(path, folder / path.name)  # Without a mode that forbids writing.
-            if known._replace(folder=folder).is_whole:
-                return known.end
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        if known._replace(folder=folder).is_whole:
+            return known.end
+        for path in folder.iterdir():
+            path.unlink()
     return 0
 
 
@@ -220,9 +212,6 @@ class TextIndex:
 
     Attributes:
         end: The documents with smaller numbers are found.
-
-    Raises:
-        FileNotFoundError: The folder is missing.
     """
 
     def __init__(self, language: str, saved: WordsFolder | None = None) -> None:

@@ -193,6 +193,7 @@ def test_user_who_may_not_write_reads_beside_a_writer(tmp_path: Path) -> None:
             with OnCpu(Hashed()) as retriever:
                 assert retriever.load(folder) == 60
                 assert len(retriever.search("t5", 9)) == 9
+                retriever.add(["more"])
                 retriever.save(folder)
         except RagDemoError as error:
             os._exit("cannot be written" not in str(error))
