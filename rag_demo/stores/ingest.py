@@ -88,7 +88,6 @@ __all__ = ["Ingested", "exit_on_sigterm", "ingest"]
 
 COMMIT_S = 2.0  # about the time between two commits
 _FEWEST, _MOST = 32, 1024  # documents of a commit
-_CHECKED_BYTES = 1 << 26  # of vectors that every change checks
 _MOST_CHARS = 1 << 21  # of a commit; the last document may exceed it
 
 
@@ -223,21 +222,19 @@ def _writer_of(
         from rag_demo.stores.postgres import PostgresStore
 
         return stack.enter_context(PostgresStore(folder))
-    folder = Path(folder)
-    may_start_over = covers_all and replace
+    folder, may_start_over = Path(folder), replace
     if covers_all and not replace:
         with suppress(IndexFileError):
             may_start_over = read_manifest(folder).source == source
+    may_start_over = may_start_over and covers_all
     writer = stack.enter_context(open_writer(folder, start_over=may_start_over))
-    manifest = writer.manifest
-    is_small = manifest and 4 * manifest.rows * manifest.dimension <= _CHECKED_BYTES
-    if manifest is not None and (covers_all or is_small):
+    if writer.manifest is not None:
         try:
             writer.check()
         except DamagedIndexError:
             if not may_start_over:
                 raise
-            writer.clear(manifest.model)
+            writer.clear(writer.manifest.model)
     return writer
 
 
@@ -290,10 +287,7 @@ def _batches(documents: Iterable[Document], ids: set[str]) -> Iterator[list[Docu
         started_s = time.monotonic()
         yield batch
         taken_s = time.monotonic() - started_s
-        if taken_s < COMMIT_S / 2:
-            size = min(2 * size, _MOST)
-        elif taken_s > 2 * COMMIT_S:
-            size = max(size // 2, 1)
+        size = max(1, min(_MOST, 2 * size, int(size * COMMIT_S / taken_s)))
         batch, chars = [], 0
     if batch:
         yield batch

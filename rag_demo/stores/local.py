@@ -7,7 +7,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -15,10 +15,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
-from rag_demo.errors import IndexChangedError, RagDemoError
+from rag_demo.errors import IndexChangedError
 from rag_demo.reading.document import Document
 from rag_demo.searching import Order, SearchRequest, SearchResult, Stats, by_mode
-from rag_demo.stores.contents import Contents
+from rag_demo.stores.contents import GONE, Contents
+from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, temporary_documents
 from rag_demo.stores.index_writer import open_writer
@@ -81,13 +82,11 @@ class Snapshot(Contents):
         vectors: One row for each whole document and for each of its passages.
         words: The full-text index. It learns of new documents when it is searched.
         saved: The saved index with the first documents, or None.
-        origin: The same object in all snapshots that share their numbers.
     """
 
     vectors: VectorRows
     words: TextIndex
     saved: SavedIndex | None = None
-    origin: object = field(default_factory=object)
 
     def emptied(self) -> Snapshot:
         """Return a snapshot without documents, with the same settings."""
@@ -141,10 +140,6 @@ class Snapshot(Contents):
         places[alive[sorted(range(len(ids)), key=ids.__getitem__)]] = np.arange(len(ids))
         return places
 
-    def known(self, commit: str) -> Known:
-        """Return what is remembered of this snapshot."""
-        return Known(commit, self.origin, self.owners, self.next_number)
-
     def close(self) -> None:
         """Close all files and databases. Nothing may be using these."""
         self.words.close()
@@ -153,24 +148,11 @@ class Snapshot(Contents):
             self.saved.close()
 
 
-class Known(NamedTuple):
-    """What a store remembers of a state that it has loaded from a folder or saved there.
-
-    Attributes:
-        commit: That of the manifest.
-        origin: That of the snapshot.
-        owners: The owner of each row.
-        next_number: The number of the next document.
-    """
-
-    commit: str
-    origin: object
-    owners: Rows
-    next_number: int
-
-
 _CLOSED = "this store is closed"
-_WORDS_BEHIND = 1 << 10  # documents that are added to the full-text index by the next search
+
+Known = tuple[str, DocumentTable, Rows]
+"""A state that was loaded or saved: its commit; its documents, of which the table is the same as
+long as their numbers are; and its owners."""
 
 
 class LocalStore:
@@ -219,11 +201,7 @@ class LocalStore:
                 batch = batch.with_ids(
                     unused_ids(snapshot.find, snapshot.next_number, len(batch.documents))
                 )
-            self._snapshot = snapshot = snapshot.upserted(batch).tidied()
-            if snapshot.next_number - snapshot.words.end >= _WORDS_BEHIND:
-                # Else the first search by words would do it all.
-                with contextlib.suppress(RagDemoError):  # A search tries again and raises it.
-                    snapshot.words.catch_up(snapshot.documents, snapshot.alive)
+            self._snapshot = snapshot.upserted(batch).tidied()
             return [document.id for document in batch.documents]
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -312,7 +290,7 @@ class LocalStore:
         place = folder.resolve()
         with self._change() as snapshot, open_writer(folder, start_over=overwrite) as writer:
             committed, states = writer.manifest, self._saved.get(place, [])
-            known = [one for one in states if committed and one.commit == committed.commit]
+            known = [one for one in states if committed and one[0] == committed.commit]
             if committed is not None and not known and not overwrite:
                 if states or committed.source is not None or not committed.model.is_same(identity):
                     what = "has changed since it was" if states else "was not"
@@ -321,19 +299,20 @@ class LocalStore:
                         "the changes, or replace it with overwrite=True"
                     )
                 _ = writer.contents  # A damaged index is not replaced.
-            before, start = np.empty(0, np.int64), 0
-            if known and known[0].origin is snapshot.origin and not overwrite:
-                before, start = known[0].owners, known[0].next_number
-                if start == snapshot.next_number and np.array_equal(before, snapshot.owners):
+            before = np.empty(0, np.int64)
+            if known and known[0][1] is snapshot.documents and not overwrite:
+                before = known[0][2]
+                if np.array_equal(before, snapshot.owners):
                     return  # Nothing has changed, so other writers keep their state.
             else:
                 writer.clear(identity, snapshot.words.language)
-            writer.documents.insert(snapshot.documents.stream(snapshot.alive, start))
+            first = int(before.max(initial=GONE)) + 1  # Earlier documents are in the folder.
+            writer.documents.insert(snapshot.documents.stream(snapshot.alive, first))
             writer.write(snapshot, before, snapshot.vectors.take)
-            new = snapshot.known(secrets.token_hex(8))
+            commit = secrets.token_hex(8)
             # After an interrupt it is unknown which of the two states the folder has.
-            self._saved[place] = [*known, new]
-            writer.commit(new.commit, words=snapshot.words.folder)
+            self._saved[place] = [*known, (commit, snapshot.documents, snapshot.owners)]
+            writer.commit(commit, words=snapshot.words.folder)
 
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False
@@ -351,7 +330,8 @@ class LocalStore:
                 stack.pop_all()  # Before it is used: an interrupt must not close its files.
                 self._snapshot = loaded
                 # Last: what is not loaded is not known, so `save` does not replace it.
-                self._saved[folder.resolve()] = [loaded.known(saved.manifest.commit)]
+                state = (saved.manifest.commit, loaded.documents, loaded.owners)
+                self._saved[folder.resolve()] = [state]
             return loaded.count
 
     def close(self) -> VectorRows:
