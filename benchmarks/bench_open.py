@@ -23,7 +23,7 @@ from benchmarks.results_file import write
 from rag_demo import PyTorchGPURetriever
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.reading.document import Document
-from rag_demo.stores.index_writer import open_writer
+from rag_demo.stores.index_folder import open_writer
 from rag_demo.stores.store import EmbeddedBatch
 from torch_utils import measuring, memory_snapshot
 

@@ -122,7 +122,7 @@ def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> 
 
     rag-demo list prints the IDs. The exit code is 1 if there is nothing to delete.
     """
-    from rag_demo.stores.index_writer import open_writer
+    from rag_demo.stores.index_folder import open_writer
     from rag_demo.stores.ingest import exit_on_sigterm
 
     if not ids and where is None:

@@ -30,8 +30,7 @@ from rag_demo.errors import (
 )
 from rag_demo.reading.document import Document, checked_document
 from rag_demo.reading.passages import passages_of, with_title
-from rag_demo.stores.index_folder import read_manifest
-from rag_demo.stores.index_writer import open_writer
+from rag_demo.stores.index_folder import open_writer, read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
 from rag_demo.vectors import normalized

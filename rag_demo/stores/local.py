@@ -21,8 +21,7 @@ from rag_demo.searching import Order, SearchRequest, SearchResult, Stats, by_mod
 from rag_demo.stores.contents import GONE, Contents
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
-from rag_demo.stores.index_folder import Manifest, SavedIndex, temporary_documents
-from rag_demo.stores.index_writer import open_writer
+from rag_demo.stores.index_folder import Manifest, SavedIndex, open_writer, temporary_documents
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import TextIndex, best_span, check_language
 from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, check_dimension, exact_scores

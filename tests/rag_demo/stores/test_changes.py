@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, IndexChangedError, PyTorchGPURetriever, RagDemoError
-from rag_demo.stores.index_writer import IndexWriter
+from rag_demo.stores.index_folder import IndexWriter
 from tests.support.interrupts import Place, interrupt_everywhere
 from tests.support.retriever_kinds import OnCpu
 from tests.support.small_collections import Hashed, are_nearest, text_of
