@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import queue
 import re
 import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError
+from ray.util import ActorPool
 
 from rag_demo.embedding_model import EmbeddingModel
 from rag_demo.encoding.model_identity import ModelIdentity
@@ -26,7 +24,6 @@ from rag_demo.vectors import Vectors
 from torch_utils import Resource, __version__, closes_on_error
 
 _SLICE = 32  # texts of a call: a second or two of work, so that an actor can be closed soon
-_CALLS = 2  # for each actor, so that none waits for the driver
 _PATIENCE_S = 60.0  # without an actor or a result
 _CLOSE_S = 20.0
 
@@ -72,8 +69,6 @@ class RayEmbedder(Resource):
         self._address, self._count, self._options = address, actors, options
         self._model = EmbeddingModel(**options)  # It tells the identity, and is never loaded.
         self._actors: list[Any] = []
-        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._threads: ThreadPoolExecutor | None = None
         self._folder = ""
         self.dimension = 0
 
@@ -85,9 +80,9 @@ class RayEmbedder(Resource):
     @property
     def in_flight(self) -> int:
         """How many batches to embed at the same time, so that no actor waits for a commit."""
-        return 2 if self._threads else 0
+        return 2 if self._actors else 0
 
-    def _start(self) -> ThreadPoolExecutor:
+    def _start(self) -> None:
         self.ensure_open()
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # It warns otherwise.
         own: dict[str, Any] = {"address": self._address}
@@ -104,7 +99,6 @@ class RayEmbedder(Resource):
             self._start_actors()
         except (RayError, OSError, RuntimeError, ValueError) as error:
             raise _error("Ray cannot be used", error) from None
-        return ThreadPoolExecutor(_CALLS * len(self._actors), "rag_demo-ray")
 
     def _start_actors(self) -> None:
         there = ray.cluster_resources()
@@ -131,8 +125,6 @@ class RayEmbedder(Resource):
                     f"a machine has torch-cleanup {version} and the model {identity}, but this one "
                     f"has {__version__} and {self.identity}; install the same on both"
                 )
-            for _ in range(_CALLS):
-                self._idle.put(loading[call])
 
     def embed_query(self, text: str) -> Vectors:
         """Refuse a query; a model in this process answers sooner."""
@@ -144,29 +136,24 @@ class RayEmbedder(Resource):
         Raises:
             ModelError: There is no cluster, or it lacks CPUs or the model, or all actors are lost.
         """
-        self._threads = self._threads or self._start()
+        if not self.dimension:
+            self._start()
         parts = [list(texts[n : n + _SLICE]) for n in range(0, len(texts), _SLICE)]
-        empty = np.empty((0, self.dimension), np.float32)
-        return np.concatenate([empty, *self._threads.map(self._embed, parts)])
-
-    def _embed(self, texts: list[str]) -> Vectors:
-        while (actor := self._idle.get()) is not None:
+        while self._actors:
+            pool, vectors = ActorPool(self._actors), [np.empty((0, self.dimension), np.float32)]
+            for part in parts:
+                pool.submit(lambda actor, some: actor.embed.remote(some), part)
             try:
-                vectors: Vectors = ray.get(actor.embed.remote(texts), timeout=_PATIENCE_S)
-            except RayActorError:  # The machine or the process is gone; another one does it.
-                with contextlib.suppress(ValueError):  # Its other call has noticed that too.
-                    self._actors.remove(actor)
-                    log.warning("an actor is lost; %d are left", len(self._actors))
-                if not self._actors:
-                    self._idle.put(None)
-                continue
-            except RayError as error:
-                self._idle.put(actor)
+                while pool.has_next():
+                    vectors.append(pool.get_next(timeout=_PATIENCE_S))
+                return np.concatenate(vectors)
+            except RayActorError as error:  # The machine or the process is gone; others do it.
+                lost = error.actor_id
+                self._actors = [each for each in self._actors if each._actor_id.hex() != lost]
+                log.warning("an actor is lost; %d are left", len(self._actors))
+            except (RayError, TimeoutError) as error:
                 what = f"an actor failed, or made no progress for {_PATIENCE_S:g} s"
                 raise _error(what, error) from None
-            self._idle.put(actor)
-            return vectors
-        self._idle.put(None)  # Other threads wait too.
         raise ModelError("all actors are lost; run the same command again to continue")
 
     def _release(self) -> None:
@@ -174,9 +161,6 @@ class RayEmbedder(Resource):
             return
         self._model.close()
         actors, self._actors = self._actors, []
-        self._idle.put(None)  # Threads that wait give up.
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
         if ray.is_initialized():
             ray.wait([each.close.remote() for each in actors] or [ray.put(0)],
                      num_returns=max(1, len(actors)), timeout=_CLOSE_S)  # fmt: skip
