@@ -16,6 +16,7 @@ import click
 from rag_demo.printable import on_one_line
 from rag_demo.searching import SearchResult
 
+_DONE = "{task.completed} done"
 _SHOWN_CHARS = 300  # of a result's text on a terminal
 
 
@@ -30,12 +31,9 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
-    console, last = Console(stderr=True), "{task.completed} done"
-    if not console.is_terminal:  # A hidden bar of older rich prints an empty line.
-        yield lambda count: None
-        return
-    columns = Progress.get_default_columns()[: 4 if total else 3]
-    with Progress(*columns, TextColumn(last), console=console) as bar:
+    console = Console(stderr=True)
+    columns = [*Progress.get_default_columns()[: 4 if total else 3], TextColumn(_DONE)]
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=total)
         yield lambda count: bar.update(task, advance=count)
 

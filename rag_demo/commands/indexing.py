@@ -23,13 +23,11 @@ from rag_demo.commands.options import (
     say,
     warn,
 )
-from rag_demo.encoding.encoder import is_bfloat16_faster
 from rag_demo.errors import IndexFileError, SourceError
 from rag_demo.places import as_place, load_manifest, open_store
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import PASSAGE_CHARS
 from rag_demo.reading.sources import STDIN, Reading, Skipped, full_path, is_read, read_source
-from torch_utils import get_optimal_device
 
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
@@ -109,10 +107,6 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
     known = f", {reused} of them unchanged" if reused else ""
     count = load_manifest(out).count
     say(f"indexed {count} text{'s' * (count != 1)} of {name} in {out}{known}")
-    device = embedding["device"] or get_optimal_device()
-    could_be_faster = not is_on_ray and not reused and embedding["dtype"] == "float32"
-    if could_be_faster and is_bfloat16_faster(device):
-        say("bfloat16 is several times faster on this processor: --dtype bfloat16 --yes")
     if skipped:
         warn(skipped)
 

@@ -15,11 +15,7 @@ from typing import Any, NamedTuple
 from rag_demo.errors import required
 from rag_demo.reading.passages import Heading
 
-_MARKS = [
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-]
+_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _FRONT_MATTER = re.compile(
     r"\A(?:---[ \t]*\n(?=(?:#.*\n)*[\w\"'][^\n]*:)[\s\S]*?^(?:---|\.\.\.)"
     r"|\+\+\+[ \t]*\n[\s\S]*?^\+\+\+)[ \t]*(?:\n|\Z)",
@@ -66,7 +62,7 @@ def to_text(content: bytes, encoding: str = "utf-8") -> str:
     Raises:
         UnreadableError: The text has another encoding, or contains a null character.
     """
-    encoding = next((name for mark, name in _MARKS if content.startswith(mark)), encoding)
+    encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), encoding)
     try:
         text = content.decode(encoding).removeprefix("\ufeff")
     except ValueError:

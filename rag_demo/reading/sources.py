@@ -156,7 +156,9 @@ def _read_file(
     try:
         if suffix not in (*_READERS, *_LINES):
             raise UnreadableError("of an unsupported type")
-        with open_file(path) as file:
+        if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait.
+            raise UnreadableError("not a regular file")
+        with path.open("rb") as file:
             found: Iterable[Document]
             if suffix in _LINES:
                 found = _read_lines(file, name, skip, reading, {} if ids is None else ids)
@@ -274,42 +276,32 @@ def find_files(
 ) -> Iterator[tuple[Path, str]]:
     """Yield the files of a folder and its subfolders, with their relative names.
 
-    Hidden files, caches and installed packages are ignored. Links to folders and saved indexes
-    are skipped.
+    Hidden files, caches, installed packages and links to folders are ignored.
 
     Args:
         folder: The folder.
-        skipped: Records other skipped files, and those that cannot be read.
+        skipped: Records saved indexes, and folders that cannot be read.
         include: Shell patterns for names or relative paths. A file must match one, if any.
         exclude: Shell patterns of files and folders to skip.
     """
 
-    def named(path: str) -> str:
-        return f"{os.path.relpath(path, folder)}/".removeprefix("./")
-
     def on_error(error: OSError) -> None:
-        name = named(str(error.filename)) or f"{folder}/"
-        skipped.add(name, "unreadable", error.strerror)
+        skipped.add(f"{error.filename}/", "unreadable", error.strerror)
+
+    def chosen(names: Iterable[str]) -> list[str]:
+        return [each for each in sorted(filter(is_read, names))
+                if not matches(prefix + each, exclude)]  # fmt: skip
 
     for where, folders, files in os.walk(folder, onerror=on_error):
-        prefix = named(where)
         if fnmatch.filter(files, "rag-demo-*.sqlite"):
-            skipped.add(prefix or f"{folder}/", "a saved index")
+            skipped.add(f"{where}/", "a saved index")
             folders.clear()
             continue
-        for each in (below := sorted(filter(is_read, folders))).copy():
-            is_excluded = matches(prefix + each, exclude)
-            # Unlike Path.is_symlink, it accepts names that are too long.
-            if is_excluded or os.path.islink(f"{where}/{each}"):  # noqa: PTH114
-                skipped.add(f"{prefix}{each}/", "excluded" if is_excluded else "a link")
-                below.remove(each)
-        folders[:] = below
-        for each in sorted(filter(is_read, files)):
-            name = prefix + each
-            if matches(name, exclude) or (include and not matches(name, include)):
-                skipped.add(name, "excluded")
-            else:
-                yield Path(where, each), name
+        prefix = "" if where == str(folder) else f"{os.path.relpath(where, folder)}/"
+        folders[:] = chosen(folders)
+        for each in chosen(files):
+            if not include or matches(prefix + each, include):
+                yield Path(where, each), prefix + each
 
 
 def is_read(name: str) -> bool:
@@ -328,18 +320,6 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 def full_path(path: str | Path) -> str:
     """Return the absolute path of a file, without following links."""
     return os.path.abspath(path)  # noqa: PTH100  (resolve() asks the disk about each folder)
-
-
-def open_file(path: Path) -> IO[bytes]:
-    """Open a regular file for reading. Never waits for a pipe.
-
-    Raises:
-        UnreadableError: The file is not regular.
-        OSError: The file cannot be opened.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UnreadableError("not a regular file")
-    return path.open("rb")
 
 
 def read_bytes(file: IO[bytes]) -> bytes:

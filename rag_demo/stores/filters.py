@@ -82,26 +82,13 @@ def encode(value: Any) -> Encoded:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         infinity = math.inf if value > 0 else -math.inf
         return NUMBER, float(value) if abs(value) < 10**308 else infinity
-    if value != value:
-        return JSON, "NaN"  # No metadata value equals it.
     if isinstance(value, (int, float)):
         return NUMBER, value + 0  # -0.0 is 0.0
     if isinstance(value, str):
         return TEXT, value
     if value is None:
         return NULL, 0
-    return JSON, json.dumps(_canonical(value), sort_keys=True)
-
-
-def _canonical(value: Any) -> Any:
-    """Write 1.0 as 1 inside lists and mappings, so that equal values have equal codes."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, Mapping):
-        return {key: _canonical(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_canonical(item) for item in value]
-    return value
+    return JSON, json.dumps(value, sort_keys=True)
 
 
 def parse_filter(where: Mapping[str, Any] | All, depth: int = 0) -> All:

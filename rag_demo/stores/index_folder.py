@@ -17,7 +17,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import mmap
 import os
 import re
 import secrets
@@ -45,6 +44,7 @@ from rag_demo.errors import (
     IndexFileError,
     IndexVersionError,
     MissingIndexError,
+    RagDemoError,
     UnreadableIndexError,
     WriterBusyError,
     damaged,
@@ -54,7 +54,7 @@ from rag_demo.stores.contents import GONE, Contents
 from rag_demo.stores.documents import SCHEMA, DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.store import EmbeddedBatch
-from rag_demo.stores.words import TextIndex, WordsFolder, checksum_of, copy_words, index_words
+from rag_demo.stores.words import TextIndex, WordsFolder
 from rag_demo.vectors import Rows, Vectors, check_dimension
 
 VERSION = 5
@@ -350,23 +350,22 @@ class SavedIndex:
         shape = (manifest.rows, manifest.dimension)
         self._is_checked, self._nbytes = False, 4 * shape[0] * shape[1]
         self._vectors_path = self.folder / manifest.vectors_name
-        with contextlib.ExitStack() as stack:
-            memory: Any = b""
-            self._close: Any = lambda: None
+        self._mapped: Vectors = np.empty((0, manifest.dimension), np.float32)
+        self._close: Any = lambda: None
+        try:
             if self._nbytes:  # An index without vectors has no file.
                 self._file: Any = self._vectors_path.open("rb", buffering=0)
                 self._close = weakref.finalize(self, self._file.close)
                 self._close.atexit = False
-                stack.callback(self._close)
                 self.check_length()
                 # Mapped privately: changes of the memory do not reach the file.
-                memory = mmap.mmap(self._file.fileno(), self._nbytes, access=mmap.ACCESS_COPY)
-            self._mapped: Vectors = np.frombuffer(memory, np.float32).reshape(shape)
-            stack.callback(documents.close)
+                self._mapped = np.asarray(np.memmap(self._file, np.float32, "c", shape=shape))
             with documents.use():  # It stays open, even if the file is removed.
                 pass
             self.words = TextIndex(manifest.language, manifest.words(self.folder))
-            stack.pop_all()
+        except BaseException:
+            self.close()
+            raise
 
     def verify(self) -> None:
         """Check the database, all vectors and the full-text index.
@@ -521,6 +520,7 @@ class IndexWriter:
         self.folder = folder
         self.manifest: Manifest | None = None
         self.documents = temporary_documents()  # until a database is opened
+        self._words = TextIndex("none")
         self._contents: Contents | None = None  # until it is needed
         self._checksums: list[int] = []  # of the pieces
 
@@ -567,12 +567,14 @@ class IndexWriter:
         number = 1 + max(databases_of(path.name for path in self.folder.iterdir()), default=0)
         self._open(number, (*TABLES, *SCHEMA))
         self._contents, self._checksums = Contents(documents=self.documents), []
+        self._words.close()
         self.manifest = Manifest(model, file_number=number, language=language)
 
     def use_language(self, language: str) -> None:
         """Set the language of stems; the full-text index is made again if it has another."""
         if self._manifest.language != language:
             self.manifest = replace(self._manifest, language=language, words_end=0)
+            self._words.close()
 
     def upsert(self, batch: EmbeddedBatch) -> None:
         """Add documents; see `rag_demo.stores.store.Store.upsert`."""
@@ -677,7 +679,7 @@ class IndexWriter:
         *,
         source: str | None = None,
         finished: bool = True,
-        words: Callable[[], WordsFolder | None] = lambda: None,
+        words: TextIndex | None = None,
         words_may_lack: int = MOST_BEHIND,
     ) -> None:
         """Make all changes since the last commit durable.
@@ -686,14 +688,14 @@ class IndexWriter:
             name: The name of the new commit, which no other has.
             source: What is indexed.
             finished: Whether all of it is.
-            words: Returns a full-text index of these documents, from which to begin.
+            words: A full-text index of these documents; by default that of this writer.
             words_may_lack: How many documents the full-text index may lack.
 
         Raises:
             IndexFileError: The index cannot be written. It is what it was before.
         """
         if self._manifest.next_number - self._manifest.words_end > words_may_lack:
-            self._write_words(words())
+            self._write_words(words)
         commit = name or secrets.token_hex(8)
         manifest = replace(self._manifest, source=source, finished=finished, commit=commit)
         with writing_errors(self.folder), self.documents.use() as connection:
@@ -706,26 +708,24 @@ class IndexWriter:
             self.manifest = manifest
             connection.execute("BEGIN IMMEDIATE")
 
-    def _write_words(self, known: WordsFolder | None) -> None:
+    def _write_words(self, words: TextIndex | None) -> None:
         """Write a full-text index of all documents, if that is possible."""
         manifest = self._manifest
-        if known is None or known.end <= manifest.words_end:
-            known = manifest.words(self.folder)
-        changed = replace(manifest, words_end=manifest.next_number)
-        new = self.folder / changed.words_name
+        if words is None and not self._words.end:
+            self._words = TextIndex(manifest.language, manifest.words(self.folder))
+        words, new = words or self._words, replace(manifest, words_end=manifest.next_number)
         try:
-            start = copy_words(known, new)
-            index_words(new, start, self.documents, self.contents.alive, manifest.language)
-            for path in new.iterdir():
-                shutil.copymode(self.folder / database_name(manifest.file_number), path)
-            checksum = checksum_of(new)
-        except (ValueError, OSError) as error:
+            words.catch_up(self.documents, self.contents.alive)
+            saved = words.save(self.folder / new.words_name)
+        except (RagDemoError, OSError) as error:
             log.debug("an index is saved without its full-text index: %s", error)
-            return
-        self.manifest = replace(changed, words_checksum=checksum)
+        else:
+            assert saved is not None
+            self.manifest = replace(new, words_end=saved.end, words_checksum=saved.checksum)
 
     def close(self) -> None:
         """Undo what was not committed, and remove what the committed state does not name."""
+        self._words.close()
         self.documents.close()
         with contextlib.suppress(OSError, IndexFileError):  # The next writer tries again.
             committed = None

@@ -311,7 +311,7 @@ class LocalStore:
             commit = secrets.token_hex(8)
             # After an interrupt it is unknown which of the two states the folder has.
             self._saved[place] = [*known, (commit, snapshot.documents, snapshot.owners)]
-            writer.commit(commit, words=snapshot.words.folder)
+            writer.commit(commit, words=snapshot.words)
 
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False

@@ -246,12 +246,17 @@ class TextIndex:
                 raise RagDemoError(f"the full-text index cannot be written: {error}") from None
             self._own, self.end = own, len(alive)
 
-    def folder(self) -> WordsFolder | None:
-        """Return the folder with the most documents, to copy it, or None."""
+    def save(self, folder: Path) -> WordsFolder | None:
+        """Write a copy into a folder. None if there is nothing, or the saved folder is damaged.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         with self._lock:
-            if self._own is None or self._process != os.getpid():
-                return self._saved
-            return WordsFolder(self._own, self.end, checksum_of(self._own))
+            known = self._saved
+            if self._own is not None and self._process == os.getpid():
+                known = WordsFolder(self._own, self.end, checksum_of(self._own))
+            return known and known._replace(folder=folder, end=copy_words(known, folder))
 
     def search(self, query: str, counts: Mask, top_k: int) -> tuple[Rows, npt.NDArray[np.float64]]:
         """Find the documents that have words of a query.
