@@ -122,22 +122,6 @@ class WordsFolder(NamedTuple):
         """Whether the folder exists, and its files have their checksum."""
         return self.folder.is_dir() and checksum_of(self.folder) == self.checksum
 
-    def open(self) -> Any:
-        """Open the index, which stays open when its files are removed.
-
-        None if it is damaged, which tantivy does not survive, or if it cannot be opened, such as in
-        a read-only folder: tantivy locks a file in it.
-        """
-        import tantivy
-
-        try:
-            if checksum_of(self.folder) == self.checksum:
-                return _quiet(tantivy.Index.open(str(self.folder)))
-            log.warning("the full-text index '%s' is damaged; it is made again", self.folder)
-        except (ValueError, OSError) as error:
-            log.debug("the full-text index '%s' cannot be used: %s", self.folder, error)
-        return None
-
 
 def copy_words(known: WordsFolder | None, folder: Path) -> int:
     """Make a folder with a copy of an index, and return its end; 0 if it is damaged or gone."""
@@ -163,35 +147,11 @@ def checksum_of(folder: Path) -> int:
     return checksum
 
 
-def index_words(
-    folder: Path, start: int, documents: DocumentTable, alive: Mask, language: str
-) -> Any:
-    """Add documents to the full-text index in a folder, and return it.
-
-    Args:
-        folder: The folder; empty if there is no index yet.
-        start: The index has the documents with smaller numbers.
-        documents: The documents.
-        alive: Whether each number counts; larger numbers do not.
-        language: The language of stems.
-    """
+def _opened(folder: Path) -> Any:
+    """Open the index in a folder, or make one; it starts no thread to watch the folder."""
     import tantivy
 
-    index = _quiet(tantivy.Index(_schema(), str(folder)))
-    writer = index.writer(_MEMORY_BYTES, 1)
-    for number, each in documents.stream(alive, start):
-        document = tantivy.Document()
-        document.add_text("words", " ".join(stems_of(each.text, language)))
-        document.add_unsigned("number", number)
-        writer.add_document(document)
-    writer.commit()
-    writer.wait_merging_threads()  # The writer is closed: a forked child must not inherit one.
-    index.reload()
-    return index
-
-
-def _quiet(index: Any) -> Any:
-    """Return an index that starts no thread to watch its folder."""
+    index = tantivy.Index(_schema(), str(folder))
     index.config_reader("manual")
     index.reload()
     return index
@@ -215,13 +175,20 @@ class TextIndex:
     """
 
     def __init__(self, language: str, saved: WordsFolder | None = None) -> None:
-        self.language = language
+        self.language, self._saved = language, saved
         self._lock = threading.RLock()
-        self._saved, self._index = saved, saved and saved.open()
-        self.end = 0 if saved is None or self._index is None else saved.end
+        self._index, self.end = None, 0
         self._own: Path | None = None  # the temporary folder, if it has all that is found
         self._remove: Callable[[], object] = lambda: None
         self._process = 0  # that made the temporary folder
+        if saved is not None:
+            try:
+                if checksum_of(saved.folder) == saved.checksum:  # tantivy trusts its files.
+                    self._index, self.end = _opened(saved.folder), saved.end
+                else:
+                    log.warning("the full-text index '%s' is damaged; make it again", saved.folder)
+            except (ValueError, OSError) as error:  # In a read-only folder, it cannot lock a file.
+                log.debug("the full-text index '%s' cannot be used: %s", saved.folder, error)
 
     def catch_up(self, documents: DocumentTable, alive: Mask) -> None:
         """Add the missing documents of those with a number in ``alive``.
@@ -229,6 +196,8 @@ class TextIndex:
         Raises:
             RagDemoError: It cannot be written; for example, the disk is full.
         """
+        import tantivy
+
         with self._lock:
             if self.end >= len(alive):
                 return
@@ -241,10 +210,20 @@ class TextIndex:
                     self._remove = weakref.finalize(self, _remove_own, made, self._process)
                     own = Path(made, "words")
                     start = copy_words(self._saved, own)
-                self._index = index_words(own, start, documents, alive, self.language)
+                index = _opened(own)
+                writer = index.writer(_MEMORY_BYTES, 1)
+                for number, each in documents.stream(alive, start):
+                    fields = {
+                        "words": " ".join(stems_of(each.text, self.language)),
+                        "number": number,
+                    }
+                    writer.add_document(tantivy.Document.from_dict(fields, _schema()))
+                writer.commit()
+                writer.wait_merging_threads()  # It ends: a forked child must not inherit one.
+                index.reload()
             except (ValueError, OSError) as error:
                 raise RagDemoError(f"the full-text index cannot be written: {error}") from None
-            self._own, self.end = own, len(alive)
+            self._index, self._own, self.end = index, own, len(alive)
 
     def save(self, folder: Path) -> WordsFolder | None:
         """Write a copy into a folder. None if there is nothing, or the saved folder is damaged.
