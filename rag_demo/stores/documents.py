@@ -16,10 +16,9 @@ from rag_demo.stores.filters import (
     ID,
     NUMBER,
     TEXT,
-    AnyOf,
     Condition,
     Filter,
-    Not,
+    Group,
     Where,
     encode,
     parse_filter,
@@ -179,11 +178,11 @@ class DocumentTable(Database):
         return matched
 
     def _mask(self, part: Filter, stop: int) -> Mask:
-        if isinstance(part, Not):
-            return np.asarray(~self._mask(part.part, stop), bool)
-        if not isinstance(part, Condition):
+        if isinstance(part, Group):
             masks = [self._mask(each, stop) for each in part.parts]
-            if isinstance(part, AnyOf):
+            if part.operator == "$not":
+                return np.asarray(~masks[0], bool)
+            if part.operator == "$or":
                 return np.asarray(np.any(masks, axis=0))
             return np.asarray(np.all([np.ones(stop, bool), *masks], axis=0))
         if part.operator not in ("$ne", "$nin"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rag_demo.errors import short_repr
 from rag_demo.reading.document import plain_scalar
@@ -26,8 +25,7 @@ Encoded = tuple[int, Any]
 """The kind of a value and the code that is compared; equal values have equal codes."""
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(NamedTuple):
     """One key compared with one value; ``wanted`` is a list for ``$in`` and ``$nin``."""
 
     key: str
@@ -35,30 +33,19 @@ class Condition:
     wanted: Any
 
 
-@dataclass(frozen=True)
-class All:
-    """Every part must hold. Without parts, it holds."""
+class Group(NamedTuple):
+    """Filters of which all must hold (``$and``), at least one (``$or``), or the one not (``$not``).
 
-    parts: tuple[Filter, ...]
+    ``$and`` without parts holds.
+    """
 
-
-@dataclass(frozen=True)
-class AnyOf:
-    """At least one part must hold."""
-
-    parts: tuple[Filter, ...]
+    operator: str
+    parts: tuple[Condition | Group, ...]
 
 
-@dataclass(frozen=True)
-class Not:
-    """The part must not hold."""
+Filter = Condition | Group
 
-    part: Filter
-
-
-Filter = Condition | All | AnyOf | Not
-
-Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool] | All
+Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool] | Group
 """A mapping of conditions that must all hold, parsed or not, or a function of metadata.
 
 ``{"lang": "en"}`` compares a value, ``{"lang": ["en", "de"]}`` accepts any of several, and
@@ -91,14 +78,14 @@ def encode(value: Any) -> Encoded:
     return JSON, json.dumps(value, sort_keys=True)
 
 
-def parse_filter(where: Mapping[str, Any] | All, depth: int = 0) -> All:
+def parse_filter(where: Mapping[str, Any] | Group, depth: int = 0) -> Group:
     """Check a filter and return its parts; what was parsed before is returned as it is.
 
     Raises:
         TypeError: A key is not str, or a value cannot be compared.
         ValueError: An operator is unknown or misplaced, or the nesting is too deep.
     """
-    if isinstance(where, All):
+    if isinstance(where, Group):
         return where
     if depth > _MOST_DEPTH:
         raise ValueError(f"where has filters nested more than {_MOST_DEPTH} deep")
@@ -118,7 +105,7 @@ def parse_filter(where: Mapping[str, Any] | All, depth: int = 0) -> All:
             )
         else:
             parts += _conditions(key, wanted)
-    return All(tuple(parts))
+    return Group("$and", tuple(parts))
 
 
 def _logical(name: str, wanted: Any, depth: int) -> Filter:
@@ -126,10 +113,7 @@ def _logical(name: str, wanted: Any, depth: int) -> Filter:
         wanted = [wanted]
     if not isinstance(wanted, (list, tuple)) or not wanted:
         raise TypeError(f"{name} in where must have a list of filters, got {short_repr(wanted)}")
-    parts = tuple(parse_filter(each, depth) for each in wanted)
-    if name == "$not":
-        return Not(parts[0])
-    return All(parts) if name == "$and" else AnyOf(parts)
+    return Group(name, tuple(parse_filter(each, depth) for each in wanted))
 
 
 def _conditions(key: str, wanted: Any) -> list[Filter]:
@@ -154,8 +138,10 @@ def _conditions(key: str, wanted: Any) -> list[Filter]:
             what = "True or False"
         if what:
             raise TypeError(f"{name} in where must have {what}, got {short_repr(value)}")
-        condition = Condition(key, name, plain)
-        parts.append(Not(Condition(key, name, True)) if (name, plain) == _MISSING else condition)
+        if (name, plain) == _MISSING:
+            parts.append(Group("$not", (Condition(key, name, True),)))
+        else:
+            parts.append(Condition(key, name, plain))
     return parts
 
 

@@ -40,10 +40,8 @@ from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores.filters import (
     COMPARISONS,
     ID,
-    All,
     Condition,
     Filter,
-    Not,
     Where,
     parse_filter,
 )
@@ -70,12 +68,12 @@ def compile_filter(where: Where) -> _Clause:
 def _compiled(part: Filter) -> _Clause:
     if isinstance(part, Condition):
         return _condition(part)
-    if isinstance(part, Not):
-        clause, values = _compiled(part.part)
-        return f"NOT {clause}", values
     several = [_compiled(each) for each in part.parts]
-    joined = (" AND " if isinstance(part, All) else " OR ").join(clause for clause, _ in several)
-    return f"({joined or 'TRUE'})", [value for _, values in several for value in values]
+    values = [value for _, each in several for value in each]
+    if part.operator == "$not":
+        return f"NOT {several[0][0]}", values
+    joined = (" OR " if part.operator == "$or" else " AND ").join(clause for clause, _ in several)
+    return f"({joined or 'TRUE'})", values
 
 
 def _condition(condition: Condition) -> _Clause:
