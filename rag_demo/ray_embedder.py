@@ -111,20 +111,14 @@ class RayEmbedder(Resource):
             )
         remote = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_restarts=0)(EmbeddingActor)
         self._actors = [remote.remote(self._options) for _ in range(count)]
-        loading = {each.load.remote(): each for each in self._actors}
-        ready, late = ray.wait(list(loading), num_returns=count, timeout=_PATIENCE_S)
-        for call in late:
-            ray.kill(loading[call])
-            self._actors.remove(loading[call])
-        if not ready:
-            raise ModelError(f"no actor has started within {_PATIENCE_S:g} s; is the cluster busy?")
-        for call in ready:
-            version, identity, self.dimension = ray.get(call)
+        calls = [each.load.remote() for each in self._actors]
+        for version, identity, dimension in ray.get(calls, timeout=_PATIENCE_S):
             if version != __version__ or not self.identity.is_same(identity):
                 raise ModelError(
                     f"a machine has torch-cleanup {version} and the model {identity}, but this one "
                     f"has {__version__} and {self.identity}; install the same on both"
                 )
+            self.dimension = dimension
 
     def embed_query(self, text: str) -> Vectors:
         """Refuse a query; a model in this process answers sooner."""

@@ -79,14 +79,12 @@ def read_queries(folder: Path, split: str = "test") -> tuple[dict[str, str], Jud
             for row in csv.DictReader(file, delimiter="\t"):
                 grades = judgements.setdefault(row["query-id"], {})
                 grades[row["corpus-id"]] = int(row["score"])
-        judged = {name: queries[name] for name in judgements}
-    except OSError as error:
-        raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
-    except (KeyError, ValueError, TypeError, csv.Error) as error:
-        raise SourceError(f"'{path}' has wrong judgements or unknown queries: {error!r}") from None
-    if not judgements:
-        raise SourceError(f"'{path}' contains no judgements")
-    return judged, judgements
+        if not judgements:
+            raise ValueError("it has no judgements")
+        return {name: queries[name] for name in judgements}, judgements
+    except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
+        what = f"'{path}' cannot be read, or has wrong judgements or unknown queries"
+        raise SourceError(f"{what} ({error!r}); {_LAYOUT}") from None
 
 
 def quality(

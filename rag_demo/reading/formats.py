@@ -1,4 +1,4 @@
-"""Readers of text, Markdown, reStructuredText, HTML, notebooks and PDF files."""
+"""Readers of text, Markdown, HTML, notebooks and PDF files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _FRONT_MATTER = re.compile(
 )
 _TITLE = re.compile(r"^title[ \t]*[:=][ \t]*([\"']?)(?![>|])(\S.*?)\1[ \t]*$", re.MULTILINE)
 _MOST_MARKED = 1 << 22  # characters: each mark of Markdown takes a kilobyte of memory
-_UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'#*+.:`_])\2{2,}[ \t]*$", re.MULTILINE)
 _CHARSET = re.compile(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?([\w.:-]+)", re.I)
 _BOTH = ("start", "end")
 _MOST_NESTED = 1000  # elements of a page
@@ -80,16 +79,6 @@ def read_text(content: bytes) -> ExtractedText:
     return ExtractedText(text, "line", list(starts))
 
 
-def read_rst(content: bytes) -> ExtractedText:
-    """Read reStructuredText. Headings are underlined."""
-    found = read_text(content)
-    headings = (
-        Heading(each.start(), each.end(), each[1].strip())
-        for each in _UNDERLINED.finditer(found.text)
-    )
-    return found._replace(headings=headings)
-
-
 def read_markdown(content: bytes) -> ExtractedText:
     """Read Markdown. Front matter is replaced by spaces; its title is that of the beginning."""
     found = read_text(content)
@@ -104,8 +93,8 @@ def read_markdown(content: bytes) -> ExtractedText:
 
 @lru_cache(maxsize=1)
 def _markdown_parser() -> Any:
-    with required("Markdown"):
-        from markdown_it import MarkdownIt
+    from markdown_it import MarkdownIt
+
     parser = MarkdownIt("commonmark")
     parser.core.ruler.enableOnly(["normalize", "block"])
     return parser
@@ -130,10 +119,10 @@ def read_html(content: bytes) -> ExtractedText:
     Raises:
         UnreadableError: The page has another encoding, or is nested too deep.
     """
-    with required("HTML"):
-        import trafilatura
-        from lxml import etree, html
-        from trafilatura.settings import use_config
+    import trafilatura
+    from lxml import etree, html
+    from trafilatura.settings import use_config
+
     config = use_config()
     config["DEFAULT"]["min_extracted_size"] = "1"  # It drops the headings of shorter pages.
     logging.getLogger("trafilatura").addHandler(logging.NullHandler())

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rag_demo.errors import required
-
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
 LONG_CHARS = 900  # of a text that is cut although a model can read it: it is found better
 SHORTEST = 20  # characters of a section, and of a passage that is cut again
@@ -97,8 +95,8 @@ def _end_of_block(text: str, start: int, stop: int) -> int:
 
 @lru_cache(maxsize=64)
 def _splitter(size: int, overlap: int) -> Any:
-    with required("cutting long texts"):
-        from semantic_text_splitter import TextSplitter
+    from semantic_text_splitter import TextSplitter
+
     return TextSplitter(size, min(overlap, size - 1))
 
 

@@ -25,7 +25,6 @@ from rag_demo.reading.formats import (
     read_markdown,
     read_notebook,
     read_pdf,
-    read_rst,
     read_text,
 )
 from rag_demo.reading.passages import PASSAGE_CHARS, cut
@@ -40,10 +39,9 @@ _NAMES = 10  # that are listed for a reason
 Skip = Callable[..., None]  # see `Skipped.add`
 _LINES = (".jsonl", ".ndjson")
 _READERS = {
-    **dict.fromkeys(("", ".txt", ".text", ".py"), read_text),
+    **dict.fromkeys(("", ".txt", ".text", ".py", ".rst"), read_text),
     **dict.fromkeys((".md", ".markdown"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
-    ".rst": read_rst,
     ".ipynb": read_notebook,
     ".pdf": read_pdf,
 }

@@ -50,8 +50,7 @@ from rag_demo.errors import (
     damaged,
 )
 from rag_demo.reading.document import Document
-from rag_demo.stores.contents import GONE, Contents
-from rag_demo.stores.documents import SCHEMA, DocumentTable
+from rag_demo.stores.documents import GONE, SCHEMA, Contents, DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import TextIndex, WordsFolder

@@ -18,8 +18,7 @@ from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexChangedError
 from rag_demo.reading.document import Document
 from rag_demo.searching import Order, SearchRequest, SearchResult, Stats, by_mode
-from rag_demo.stores.contents import GONE, Contents
-from rag_demo.stores.documents import DocumentTable
+from rag_demo.stores.documents import GONE, Contents, DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, open_writer, temporary_documents
 from rag_demo.stores.store import EmbeddedBatch, unused_ids

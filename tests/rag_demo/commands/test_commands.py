@@ -370,7 +370,7 @@ def test_document_with_the_id_of_the_query_is_dropped(tmp_path: Path, tiny_model
         ("qrels/test.tsv", None, "cannot be read"),
         ("qrels/test.tsv", "a\tb\n1\t2\n", "wrong judgements"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq7\td1\t1\n", "unknown queries"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "contains no judgements"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "no judgements"),
     ],
 )
 def test_invalid_collection_is_one_error_that_names_the_file(

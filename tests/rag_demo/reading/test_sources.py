@@ -215,11 +215,6 @@ def test_headings_of_markdown_are_those_of_commonmark(
     assert titles(read_file(tmp_path, "a.md", text)) == found
 
 
-def test_headings_of_restructured_text_are_underlined(tmp_path: Path) -> None:
-    text = f"One\n===\n\n{LONG}\n\n# no heading\n\n{LONG}\n\nTwo\n~~~\n\n{LONG}"
-    assert titles(read_file(tmp_path, "a.rst", text)) == ["One", "Two"]
-
-
 def test_comments_in_cells_of_code_are_not_headings(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "markdown", "source": f"# One\n\n{LONG}"},
