@@ -194,7 +194,7 @@ def _read(source: str, skipped: Skipped, **reading: Any) -> tuple[str, Iterator[
         raise SourceError(f"'{source}' holds no text to index{more}; name another folder or file")
     name = str(Path(source).resolve())
     if source == STDIN:  # A pipe is identified by its beginning.
-        begins = f"{first.id}\n{first.text}".encode("utf-8", "surrogatepass")
+        begins = f"{first.id}\n{first.text}".encode()
         name = f"standard input ({hashlib.sha256(begins).hexdigest()[:8]})"
     return name, itertools.chain([first], found)
 

@@ -43,6 +43,7 @@ def checked_document(document: object) -> Document:
     for what, value in {"id": document.id, "text": document.text, "file": file}.items():
         if not isinstance(value, str):
             raise TypeError(f"the {what} of {short_repr(document)} must be str")
+        value.encode()  # A lone surrogate is a UnicodeEncodeError, which is a ValueError.
     return document._replace(metadata=checked_metadata(document.metadata, short_repr(document.id)))
 
 
@@ -64,8 +65,10 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
         return {}
     try:
         depth = _checked_depth(metadata)
-        encoded = json.dumps(dict(metadata), allow_nan=False, default=plain_scalar)
-        plain: dict[str, Any] = json.loads(encoded)
+        encoded = json.dumps(
+            dict(metadata), allow_nan=False, ensure_ascii=False, default=plain_scalar
+        )
+        plain: dict[str, Any] = json.loads(encoded.encode())  # Lone surrogates are refused.
     except (TypeError, ValueError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"the metadata of {where} are not JSON: {error}") from None

@@ -152,6 +152,7 @@ def _read_file(
     # Lines of a single file belong to no file: another one with an id replaces it.
     owner = None if suffix in _LINES and ids is None else place
     try:
+        place.encode()
         if suffix not in (*_READERS, *_LINES):
             raise UnreadableError("of an unsupported type")
         if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait.
@@ -168,6 +169,8 @@ def _read_file(
         skip(name, "unreadable", error.strerror)
     except UnreadableError as error:
         skip(name, *error.args)
+    except UnicodeEncodeError:
+        skip(name, "with a name that is not UTF-8")
     else:
         if owner is not None:
             reading.on_read(place)
@@ -242,6 +245,7 @@ def _document(line: bytes, number: int, text_field: str, name: str) -> Document:
     if isinstance(key, (bool, list, dict)):
         raise ValueError(f"the id must be a string or a number, got {json.dumps(key)[:50]}")
     title, text = record.get("title"), record.pop(text_field)
+    text.encode()  # A lone surrogate is an error.
     record.setdefault("source", f"{name}:{number}")
     if isinstance(title, str) and title:
         text = f"{title}\n{text}"

@@ -1,4 +1,4 @@
-"""Which documents an index has, in SQLite, which vectors are theirs, and the one way to change that.
+"""Documents in SQLite: which an index has, which vectors are theirs, and the way to change that.
 
 Each document has a number. A new document gets the next one, and so does a document that replaces
 another. Each row of vectors has an owner: the number of its document, or `GONE`. A document exists
@@ -126,7 +126,7 @@ class DocumentTable(Database):
         query = "SELECT number, id FROM documents WHERE number IN ({})"
         with self.use():
             found = dict(self._in_batches(query, numbers.tolist()))
-            return list(map(_text, _in_order(found, numbers.tolist())))
+            return _in_order(found, numbers.tolist())
 
     def find(self, ids: Sequence[str], alive: Mask) -> dict[str, int]:
         """Return the numbers of the documents with these ids that count.
@@ -143,16 +143,16 @@ class DocumentTable(Database):
         return list(self._find("SELECT id, number FROM documents WHERE file IN ({})", files, alive))
 
     def _find(self, query: str, values: Sequence[str], alive: Mask) -> dict[str, int]:
-        rows = self._in_batches(query, list(map(_storable, values)))
-        return {_text(name): number for name, number in rows
+        rows = self._in_batches(query, values)
+        return {name: number for name, number in rows
                 if number < len(alive) and alive[number]}  # fmt: skip
 
     def files_in(self, prefix: str) -> list[str]:
         """Return the files whose names begin with a prefix that ends with a separator."""
-        bounds = (_storable(prefix), _storable(prefix[:-1] + chr(ord(prefix[-1]) + 1)))
+        bounds = (prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))
         query = "SELECT DISTINCT file FROM documents WHERE file >= ? AND file < ?"
         with self.use() as connection:
-            return [_text(file) for (file,) in connection.execute(query, bounds)]
+            return [file for (file,) in connection.execute(query, bounds)]
 
     def stream(self, alive: Mask, start: int = 0) -> Iterator[tuple[int, Document]]:
         """Yield the documents that count in the order of their numbers, from a number on."""
@@ -175,8 +175,8 @@ class DocumentTable(Database):
             ]
         query = f"SELECT number, value FROM metadata WHERE {_HAS_ID} >= ? ORDER BY value"
         with self.use() as connection:
-            rows = connection.execute(query, (_storable(after or ""),))
-            found = (_text(name) for number, name in rows if number < len(alive) and alive[number])
+            rows = connection.execute(query, (after or "",))
+            found = (name for number, name in rows if number < len(alive) and alive[number])
             return list(islice((name for name in found if name != after), limit))
 
     def matching(self, where: Where | None, alive: Mask) -> Mask:
@@ -210,7 +210,7 @@ class DocumentTable(Database):
 
     def _has(self, key: str, stop: int) -> Mask:
         """Tell which documents have a key."""
-        return self._mask_of("item = 0 AND key IN ({})", [_storable(key)], stop)
+        return self._mask_of("item = 0 AND key IN ({})", [key], stop)
 
     def _holds(self, condition: Condition, stop: int) -> Mask:
         """Tell where a condition holds, or for a negated one, where its opposite does."""
@@ -220,12 +220,12 @@ class DocumentTable(Database):
         codes: dict[int, list[Any]] = {}
         for value in condition.wanted if name in ("$in", "$nin") else [condition.wanted]:
             kind, code = encode(value)
-            codes.setdefault(kind, []).append(_storable(code))
+            codes.setdefault(kind, []).append(code)
         mask = np.zeros(stop, bool)
         for kind, some in codes.items():
             for test in _tests(name, kind):
                 wanted = f"key = ? AND kind = ? AND {test}"
-                mask |= self._mask_of(wanted, some, stop, _storable(key), kind)
+                mask |= self._mask_of(wanted, some, stop, key, kind)
         return mask
 
     def _mask_of(self, wanted: str, values: Sequence[Any], stop: int, *first: Any) -> Mask:
@@ -246,7 +246,7 @@ class DocumentTable(Database):
         """Return the keys of metadata, and the one of the id, in order."""
         with self.use() as connection:
             rows = connection.execute("SELECT DISTINCT key FROM metadata WHERE item = 0")
-            return sorted(_text(key) for (key,) in rows)
+            return sorted(key for (key,) in rows)
 
     def _in_batches(self, query: str, values: Sequence[Any], *first: Any) -> list[Any]:
         rows: list[Any] = []
@@ -276,16 +276,15 @@ def _in_order(found: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
 
 
 def _document_row(number: int, document: Document) -> tuple[Any, ...]:
-    name, text, file = map(_storable, (document.id, document.text, document.file))
-    return number, name, text, _ENCODE(document.metadata) if document.metadata else "{}", file
+    metadata = _ENCODE(document.metadata) if document.metadata else "{}"
+    return number, document.id, document.text, metadata, document.file
 
 
 def _document(row: tuple[Any, ...]) -> Document:
     number, name, text, metadata, file = row
     try:
         known = {} if metadata == "{}" else json.loads(metadata)
-        source = None if file is None else _text(file)
-        return Document._make((_text(name), _text(text), known, source))  # Faster than a call.
+        return Document._make((name, text, known, file))  # Faster than a call.
     except (TypeError, AttributeError, ValueError, RecursionError) as error:
         raise DamagedRowError(f"document {number} cannot be read: {error}") from None
 
@@ -294,31 +293,15 @@ def _metadata_rows(
     number: int, metadata: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[MetadataRow]:
     for key, value in metadata.items():
-        name = _storable(prefix + key)
+        name = prefix + key
         kind, code = encode(value)
-        yield name, 0, kind, _storable(code), number
+        yield name, 0, kind, code, number
         if isinstance(value, list):
             for item in value:
                 kind, code = encode(item)
-                yield name, 1, kind, _storable(code), number
+                yield name, 1, kind, code, number
         if isinstance(value, Mapping):
             yield from _metadata_rows(number, value, f"{prefix}{key}.")
-
-
-def _storable(value: Any) -> Any:
-    """Return a string with lone surrogates, which SQLite refuses, as bytes."""
-    if isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return value.encode("utf-8", "surrogatepass")
-    return value
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
