@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rag_demo.commands.options import (
-    device_option,
-    made_by_option,
-    mode_option,
-    open_retriever,
-    say,
-)
+from rag_demo.commands import options
 from rag_demo.errors import SourceError, required
 from rag_demo.places import as_place
 from rag_demo.reading.sources import Skipped, read_source
@@ -43,12 +37,12 @@ Judgements = dict[str, dict[str, int]]
     type=as_place,
     help="Index of PATH/corpus.jsonl; several are searched as one.",
 )
-@mode_option
+@options.mode_option
 @click.option(
     "--split", default="test", show_default=True, help="Read judgements from qrels/SPLIT.tsv."
 )
-@made_by_option
-@device_option
+@options.made_by_option
+@options.device_option
 def evaluate(
     folder: Path, places: tuple[Any, ...], mode: str | None, split: str, **model: Any
 ) -> None:
@@ -58,11 +52,11 @@ def evaluate(
     """
     mode, (queries, judgements) = mode or "hybrid", read_queries(folder, split)
     with contextlib.ExitStack() as stack:
-        retriever = open_retriever(stack, places, mode, **model)
+        retriever = options.open_retriever(stack, places, mode, **model)
         scores = quality(queries, judgements, retriever, mode)
-    say(f"{folder.name}, {mode}, {len(queries)} questions")
+    options.say(f"{folder.name}, {mode}, {len(queries)} questions")
     for metric, score in scores.items():
-        say(f"{metric:12} {score:.4f}")
+        options.say(f"{metric:12} {score:.4f}")
 
 
 def read_queries(folder: Path, split: str = "test") -> tuple[dict[str, str], Judgements]:

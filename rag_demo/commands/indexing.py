@@ -12,17 +12,7 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.options import (
-    dtype_option,
-    embedding_options,
-    folder_argument,
-    made_by_option,
-    model_option,
-    open_model,
-    options,
-    say,
-    warn,
-)
+from rag_demo.commands import options
 from rag_demo.errors import IndexFileError, SourceError
 from rag_demo.places import as_place, load_manifest, open_store
 from rag_demo.reading.document import Document
@@ -32,7 +22,7 @@ from rag_demo.reading.sources import STDIN, Reading, Skipped, full_path, is_read
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
 
-_reading_options = options(
+_reading_options = options.together(
     click.option(
         "--include",
         multiple=True,
@@ -72,9 +62,9 @@ _reading_options = options(
     help="Folder of the index, or postgresql://...",
 )
 @_reading_options
-@model_option
-@dtype_option
-@embedding_options
+@options.model_option
+@options.dtype_option
+@options.embedding_options
 @click.option(
     "--language", help="Language of stems, such as german; none keeps words. [default: english]"
 )
@@ -101,22 +91,22 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
         ray |= {name: embedding[name] for name in ("dtype", "batch_size")}
         embedder: Any = RayEmbedder(model_name_or_path=embedding["model"], **ray)
     else:
-        embedder = open_model(**embedding)
+        embedder = options.open_model(**embedding)
     with embedder:
         reused = _ingest(documents, embedder, out, source=name, replace=yes, language=language)
     known = f", {reused} of them unchanged" if reused else ""
     count = load_manifest(out).count
-    say(f"indexed {count} text{'s' * (count != 1)} of {name} in {out}{known}")
+    options.say(f"indexed {count} text{'s' * (count != 1)} of {name} in {out}{known}")
     if skipped:
-        warn(skipped)
+        options.warn(skipped)
 
 
 @click.command()
-@folder_argument
+@options.folder_argument
 @click.argument("source")
 @_reading_options
-@made_by_option
-@embedding_options
+@options.made_by_option
+@options.embedding_options
 def add(folder: Any, source: str, **embedding: Any) -> None:
     """Add SOURCE to the index in DIR.
 
@@ -155,7 +145,7 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
             known = earlier.files_in(f"{full_path(source)}{os.sep}")
             return files | {file for file in known if not Path(file).exists()}
 
-        embedder = stack.enter_context(open_model(made_by=manifest.model, **embedding))
+        embedder = stack.enter_context(options.open_model(made_by=manifest.model, **embedding))
         if manifest.model is not None:
             refuse_other_model(folder, manifest.model, embedder.identity)
         _ingest(
@@ -164,9 +154,9 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
             based_on=manifest.commit, files=gone,
         )  # fmt: skip
     count = load_manifest(folder).count
-    say(f"added {name} to {folder}: {count} texts, {manifest.count} before")
+    options.say(f"added {name} to {folder}: {count} texts, {manifest.count} before")
     if skipped:
-        warn(skipped)
+        options.warn(skipped)
 
 
 def _is_within(source: str, folder: str) -> bool:
@@ -175,10 +165,10 @@ def _is_within(source: str, folder: str) -> bool:
     return path.is_relative_to(folder) and all(map(is_read, path.relative_to(folder).parts))
 
 
-def _pop_reading(options: dict[str, Any]) -> dict[str, Any]:
+def _pop_reading(values: dict[str, Any]) -> dict[str, Any]:
     """Take the options of `_reading_options` out of those of a command."""
     names = ("include", "exclude", "as_text", "chunk_size", "chunk_overlap", "text_field")
-    return {name: options.pop(name) for name in names}
+    return {name: values.pop(name) for name in names}
 
 
 def _read(source: str, skipped: Skipped, **reading: Any) -> tuple[str, Iterator[Document]]:
@@ -199,14 +189,14 @@ def _read(source: str, skipped: Skipped, **reading: Any) -> tuple[str, Iterator[
     return name, itertools.chain([first], found)
 
 
-def _ingest(documents: Iterable[Document], embedder: Any, place: Any, **options: Any) -> int:
+def _ingest(documents: Iterable[Document], embedder: Any, place: Any, **choices: Any) -> int:
     """Embed documents into an index, and return how many were unchanged."""
     from rag_demo.console import progress
     from rag_demo.stores.ingest import ingest
 
     try:
         with progress("embedding", None) as advance:
-            return ingest(documents, embedder, place, on_progress=advance, **options).reused
+            return ingest(documents, embedder, place, on_progress=advance, **choices).reused
     except KeyboardInterrupt:
-        warn("interrupted; run the same command again to continue")
+        options.warn("interrupted; run the same command again to continue")
         raise click.Abort from None

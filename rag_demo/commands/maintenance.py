@@ -10,14 +10,7 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.options import (
-    explain,
-    folder_argument,
-    json_option,
-    say,
-    warn,
-    where_option,
-)
+from rag_demo.commands import options
 from rag_demo.errors import RagDemoError
 from rag_demo.places import as_place, load_manifest, open_store
 from rag_demo.printable import on_one_line
@@ -29,8 +22,8 @@ _LISTED_CHARS = 100
 
 
 @click.command()
-@folder_argument
-@json_option
+@options.folder_argument
+@options.json_option
 def info(folder: Path, as_json: bool) -> None:
     """Show the model, the source, the size and the metadata keys of the index in DIR."""
     from rich.filesize import decimal
@@ -56,11 +49,11 @@ def info(folder: Path, as_json: bool) -> None:
     finished = "yes" if manifest.finished else "no"
     facts |= {"keys": ", ".join(keys), "bytes": decimal(nbytes), "finished": finished}
     for name, value in facts.items():
-        say(f"{name:10} {value}")
+        options.say(f"{name:10} {value}")
 
 
 @click.command()
-@folder_argument
+@options.folder_argument
 def verify(folder: Path) -> None:
     """Compare the index in DIR with its checksums."""
     from rag_demo.stores.index_folder import SavedIndex
@@ -68,11 +61,11 @@ def verify(folder: Path) -> None:
     _refuse_database(folder, "verify it with pg_amcheck")
     with contextlib.closing(SavedIndex(folder)) as saved:
         saved.verify()
-        say(f"{folder} is whole: {saved.manifest.count} texts")
+        options.say(f"{folder} is whole: {saved.manifest.count} texts")
 
 
 @click.command()
-@folder_argument
+@options.folder_argument
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 def get(folder: Path, ids: tuple[str, ...]) -> None:
     """Print texts of the index in DIR by ID, as JSON lines."""
@@ -85,11 +78,11 @@ def get(folder: Path, ids: tuple[str, ...]) -> None:
 
 
 @click.command("list")
-@folder_argument
-@where_option("List the texts that match, such as source=old.md; see rag-demo search --help.")
+@options.folder_argument
+@options.where_option("List the texts that match, such as source=old.md; see rag-demo search -h.")
 @click.option("--after", metavar="ID", help="List only the IDs after this one.")
 @click.option("--limit", type=click.IntRange(1), help="List so many texts at most.")
-@json_option
+@options.json_option
 def list_texts(
     folder: Path, where: dict[str, Any] | None, after: str | None, limit: int | None, as_json: bool
 ) -> None:
@@ -101,7 +94,7 @@ def list_texts(
                 text = on_one_line(document.text)[:_LISTED_CHARS]
                 click.echo(_as_json(document) if as_json else f"{on_one_line(document.id)}\t{text}")
     if where is not None and not names:
-        explain(where, [folder])
+        options.explain(where, [folder])
 
 
 def _refuse_database(place: Any, advice: str) -> None:
@@ -114,9 +107,9 @@ def _as_json(document: Document) -> str:
 
 
 @click.command()
-@folder_argument
+@options.folder_argument
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@where_option("Delete the texts that match, such as source=old.md; see rag-demo search --help.")
+@options.where_option("Delete the texts that match, such as source=old.md; see rag-demo search -h.")
 def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> int:
     """Delete texts from the index in DIR, by ID or by metadata.
 
@@ -137,15 +130,15 @@ def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> 
             writer.keep(writer.manifest.source, finished=writer.manifest.finished)
         remaining = writer.manifest.count
     if unknown := set(ids) - known:
-        warn(f"not in the index: {', '.join(sorted(unknown))}")
+        options.warn(f"not in the index: {', '.join(sorted(unknown))}")
     if where is not None and not matching:
-        explain(where, [folder])
-    say(f"deleted {deleted} text{'s' * (deleted != 1)} from {folder}; {remaining} remain")
+        options.explain(where, [folder])
+    options.say(f"deleted {deleted} text{'s' * (deleted != 1)} from {folder}; {remaining} remain")
     return int(not deleted)
 
 
 @click.command()
-@folder_argument
+@options.folder_argument
 @click.option(
     "--to",
     "folder_of_snapshots",
@@ -179,4 +172,4 @@ def snapshot(folder: Any, folder_of_snapshots: Any) -> None:
         index.rename(target)
         link.symlink_to(target.name)
         link.replace(folder_of_snapshots / link.name)
-        say(f"{target}: {store.count} texts")
+        options.say(f"{target}: {store.count} texts")

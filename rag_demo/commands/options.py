@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
 
 
-def options(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def together(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a decorator that adds options, which are shown in this order."""
 
     def add(command: Any) -> Any:
@@ -60,7 +60,7 @@ top_k_option = click.option(
     "--top-k", type=click.IntRange(1), default=5, show_default=True, help="Results of a question."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-embedding_options = options(
+embedding_options = together(
     device_option,
     click.option("--batch-size", type=click.IntRange(1), help="Texts embedded at once."),
     click.option("--cache/--no-cache", default=True, help="Store embeddings on disk, or do not."),

@@ -10,18 +10,7 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.options import (
-    device_option,
-    explain,
-    folder_argument,
-    json_option,
-    made_by_option,
-    mode_option,
-    open_retriever,
-    top_k_option,
-    warn,
-    where_option,
-)
+from rag_demo.commands import options
 from rag_demo.errors import RagDemoError
 from rag_demo.places import as_place, load_manifest
 
@@ -29,13 +18,13 @@ _BATCH = 256  # queries from a pipe that are searched together
 
 
 @click.command()
-@folder_argument
+@options.folder_argument
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
 @click.option(
     "--also", multiple=True, metavar="DIR", type=as_place, help="Search another index too."
 )
-@top_k_option
-@where_option(
+@options.top_k_option
+@options.where_option(
     "Search only documents whose metadata match: lang=en, 'year>=2020', tags~news (a list has "
     "news, or a text contains it). Several conditions must all hold."
 )
@@ -44,7 +33,7 @@ _BATCH = 256  # queries from a pipe that are searched together
     type=float,
     help="Lowest score of a result. Makes --mode dense the default, whose scores are cosines.",
 )
-@mode_option
+@options.mode_option
 @click.option("--rerank", metavar="MODEL", help="A cross-encoder that orders the best again.")
 @click.option(
     "--weights",
@@ -53,9 +42,9 @@ _BATCH = 256  # queries from a pipe that are searched together
     metavar="DENSE WORDS",
     help="How much both rankings count in --mode hybrid.",
 )
-@json_option
-@made_by_option
-@device_option
+@options.json_option
+@options.made_by_option
+@options.device_option
 def search(
     folder: Any,
     questions: tuple[str, ...],
@@ -84,16 +73,16 @@ def search(
     mode = mode or ("hybrid" if min_score is None else "dense")
     for place in places:
         if not load_manifest(place).finished:
-            warn(f"{place} is incomplete: its command still runs or was interrupted")
+            options.warn(f"{place} is incomplete: its command still runs or was interrupted")
     with contextlib.ExitStack() as stack:
-        opened = open_retriever(stack, places, mode, model, device)
+        opened = options.open_retriever(stack, places, mode, model, device)
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         for batch in _read_questions(questions):
             found = opened.search_batch(
                 batch, top_k, min_score, where, mode, weights=weights, rerank=reranker
             )
             if where is not None and not any(found):
-                explain(where, places)
+                options.explain(where, places)
             for question, results in zip(batch, found, strict=True):
                 print_results(question, results, as_json, with_query=len(questions) != 1)
 
