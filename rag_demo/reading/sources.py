@@ -18,15 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from rag_demo.errors import SourceError, short_repr
+from rag_demo.reading import formats
 from rag_demo.reading.document import Document, checked_metadata
-from rag_demo.reading.formats import (
-    UnreadableError,
-    read_html,
-    read_markdown,
-    read_notebook,
-    read_pdf,
-    read_text,
-)
 from rag_demo.reading.passages import PASSAGE_CHARS, cut
 
 __all__ = ["STDIN", "Document", "Reading", "Skipped", "read_source"]
@@ -39,11 +32,11 @@ _NAMES = 10  # that are listed for a reason
 Skip = Callable[..., None]  # see `Skipped.add`
 _LINES = (".jsonl", ".ndjson")
 _READERS = {
-    **dict.fromkeys(("", ".txt", ".text", ".py", ".rst"), read_text),
-    **dict.fromkeys((".md", ".markdown"), read_markdown),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
-    ".ipynb": read_notebook,
-    ".pdf": read_pdf,
+    **dict.fromkeys(("", ".txt", ".text", ".py", ".rst"), formats.read_text),
+    **dict.fromkeys((".md", ".markdown"), formats.read_markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), formats.read_html),
+    ".ipynb": formats.read_notebook,
+    ".pdf": formats.read_pdf,
 }
 
 
@@ -154,9 +147,9 @@ def _read_file(
     try:
         place.encode()
         if suffix not in (*_READERS, *_LINES):
-            raise UnreadableError("of an unsupported type")
+            raise formats.UnreadableError("of an unsupported type")
         if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait.
-            raise UnreadableError("not a regular file")
+            raise formats.UnreadableError("not a regular file")
         with path.open("rb") as file:
             found: Iterable[Document]
             if suffix in _LINES:
@@ -167,7 +160,7 @@ def _read_file(
                 yield document._replace(metadata={"path": place, **document.metadata}, file=owner)
     except OSError as error:
         skip(name, "unreadable", error.strerror)
-    except UnreadableError as error:
+    except formats.UnreadableError as error:
         skip(name, *error.args)
     except UnicodeEncodeError:
         skip(name, "with a name that is not UTF-8")
@@ -210,7 +203,7 @@ def _read_lines(
     """
     for number, line in enumerate(iter(lambda: file.readline(_MOST_BYTES + 1), b""), start=1):
         if len(line) > _MOST_BYTES:
-            raise UnreadableError(f"with a line {_TOO_LARGE}")
+            raise formats.UnreadableError(f"with a line {_TOO_LARGE}")
         line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
@@ -269,7 +262,7 @@ def _read_stdin(reading: Reading) -> Iterator[Document]:
         name = f"stdin-{hashlib.sha256(content).hexdigest()[:8]}"
         for document in _read_passages(io.BytesIO(content), name, ".md", reading):
             yield document._replace(file=name)
-    except UnreadableError as error:
+    except formats.UnreadableError as error:
         _refuse("standard input", *error.args)
 
 
@@ -333,5 +326,5 @@ def read_bytes(file: IO[bytes]) -> bytes:
     """
     content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
-        raise UnreadableError(_TOO_LARGE)
+        raise formats.UnreadableError(_TOO_LARGE)
     return content

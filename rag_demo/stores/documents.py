@@ -21,18 +21,7 @@ from rag_demo.database import DamagedRowError, Database
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
 from rag_demo.errors import short_repr
 from rag_demo.reading.document import Document
-from rag_demo.stores.filters import (
-    COMPARISONS,
-    ID,
-    NUMBER,
-    TEXT,
-    Condition,
-    Filter,
-    Group,
-    Where,
-    encode,
-    parse_filter,
-)
+from rag_demo.stores import filters
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.vectors import Mask, Rows, Vectors
 
@@ -46,7 +35,7 @@ SCHEMA = (
 )
 _BATCH = 500  # parameters of a statement; older versions of SQLite accept 999
 _SELECT = "SELECT number, id, text, metadata, file FROM documents"
-_HAS_ID = f"key = '{ID}' AND item = 0 AND kind = {TEXT} AND value"
+_HAS_ID = f"key = '{filters.ID}' AND item = 0 AND kind = {filters.TEXT} AND value"
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 MetadataRow = tuple[Any, int, int, Any, int]
@@ -86,7 +75,9 @@ class DocumentTable(Database):
                     (
                         row
                         for number, document in batch
-                        for row in _metadata_rows(number, {**document.metadata, ID: document.id})
+                        for row in _metadata_rows(
+                            number, {**document.metadata, filters.ID: document.id}
+                        )
                     ),
                 )
 
@@ -179,7 +170,7 @@ class DocumentTable(Database):
             found = (name for number, name in rows if number < len(alive) and alive[number])
             return list(islice((name for name in found if name != after), limit))
 
-    def matching(self, where: Where | None, alive: Mask) -> Mask:
+    def matching(self, where: filters.Where | None, alive: Mask) -> Mask:
         """Tell which documents count and match a filter.
 
         Args:
@@ -189,14 +180,14 @@ class DocumentTable(Database):
         if where is None:
             return alive
         if not callable(where):
-            return np.asarray(self._mask(parse_filter(where), len(alive)) & alive, bool)
+            return np.asarray(self._mask(filters.parse_filter(where), len(alive)) & alive, bool)
         matched = np.zeros(len(alive), bool)
         for number, document in self.stream(alive):
             matched[number] = bool(where(document.metadata))
         return matched
 
-    def _mask(self, part: Filter, stop: int) -> Mask:
-        if isinstance(part, Group):
+    def _mask(self, part: filters.Filter, stop: int) -> Mask:
+        if isinstance(part, filters.Group):
             masks = [self._mask(each, stop) for each in part.parts]
             if part.operator == "$not":
                 return np.asarray(~masks[0], bool)
@@ -212,14 +203,14 @@ class DocumentTable(Database):
         """Tell which documents have a key."""
         return self._mask_of("item = 0 AND key IN ({})", [key], stop)
 
-    def _holds(self, condition: Condition, stop: int) -> Mask:
+    def _holds(self, condition: filters.Condition, stop: int) -> Mask:
         """Tell where a condition holds, or for a negated one, where its opposite does."""
         name, key = condition.operator, condition.key
         if name == "$exists":
             return self._has(key, stop)
         codes: dict[int, list[Any]] = {}
         for value in condition.wanted if name in ("$in", "$nin") else [condition.wanted]:
-            kind, code = encode(value)
+            kind, code = filters.encode(value)
             codes.setdefault(kind, []).append(code)
         mask = np.zeros(stop, bool)
         for kind, some in codes.items():
@@ -260,11 +251,13 @@ class DocumentTable(Database):
 
 def _tests(name: str, kind: int) -> list[str]:
     """Return SQL tests for values of a kind; a document matches if one is true."""
-    if name in COMPARISONS:  # Only numbers and strings have an order.
-        return [f"item = 0 AND value {COMPARISONS[name]} {{}}"] * (kind in (NUMBER, TEXT))
+    if name in filters.COMPARISONS:  # Only numbers and strings have an order.
+        return [f"item = 0 AND value {filters.COMPARISONS[name]} {{}}"] * (
+            kind in (filters.NUMBER, filters.TEXT)
+        )
     if name != "$contains":
         return ["item = 0 AND value IN ({})"]
-    parts = ["item = 0 AND instr(value, {})"] * (kind == TEXT)
+    parts = ["item = 0 AND instr(value, {})"] * (kind == filters.TEXT)
     return ["item = 1 AND value IN ({})", *parts]
 
 
@@ -294,11 +287,11 @@ def _metadata_rows(
 ) -> Iterator[MetadataRow]:
     for key, value in metadata.items():
         name = prefix + key
-        kind, code = encode(value)
+        kind, code = filters.encode(value)
         yield name, 0, kind, code, number
         if isinstance(value, list):
             for item in value:
-                kind, code = encode(item)
+                kind, code = filters.encode(item)
                 yield name, 1, kind, code, number
         if isinstance(value, Mapping):
             yield from _metadata_rows(number, value, f"{prefix}{key}.")
@@ -402,7 +395,7 @@ class Contents:
         return [found.get(name) for name in ids]
 
     def matching(
-        self, where: Where | None, after: str | None = None, limit: int | None = None
+        self, where: filters.Where | None, after: str | None = None, limit: int | None = None
     ) -> list[str]:
         """Return the ids of documents that match a filter; see `Store.matching`."""
         return self.documents.page(self.documents.matching(where, self.alive), after, limit)

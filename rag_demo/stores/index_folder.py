@@ -35,20 +35,9 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo import errors
 from rag_demo.database import DamagedRowError, index_errors
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import (
-    HOW_TO_CREATE,
-    HOW_TO_REBUILD,
-    DamagedIndexError,
-    IndexFileError,
-    IndexVersionError,
-    MissingIndexError,
-    RagDemoError,
-    UnreadableIndexError,
-    WriterBusyError,
-    damaged,
-)
 from rag_demo.reading.document import Document
 from rag_demo.stores.documents import GONE, SCHEMA, Contents, DocumentTable
 from rag_demo.stores.filters import Where
@@ -174,11 +163,11 @@ def reading(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]
         except FileNotFoundError as error:
             name = str(error.filename)
         except OSError as error:
-            raise UnreadableIndexError(
+            raise errors.UnreadableIndexError(
                 f"'{error.filename or folder}' cannot be read: {error.strerror}; "
                 "fix that, and try again"
             ) from None
-    raise damaged(Path(name), "it is missing")
+    raise errors.damaged(Path(name), "it is missing")
 
 
 def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) -> _Result:
@@ -187,7 +176,7 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
         names = [path.name for path in folder.iterdir()]
     numbers = databases_of(names)
     if not numbers and any(map(is_part, names)):
-        raise damaged(folder / database_name(1), "it is missing")
+        raise errors.damaged(folder / database_name(1), "it is missing")
     for number in numbers:
         path = folder / database_name(number)
         with (
@@ -202,20 +191,20 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
                 try:
                     return use(database, _parsed(path, number, row[0]))
                 except (ValueError, TypeError, KeyError, AttributeError) as error:
-                    raise damaged(path, error) from None
+                    raise errors.damaged(path, error) from None
             # Tables are committed before there are other files.
             if not tables and any(each.startswith((f"vectors-{number}.", f"words-{number}-"))
                                   for each in names):  # fmt: skip
-                raise damaged(path, "it is empty")
-    raise MissingIndexError(f"there is no index in '{folder}'; {HOW_TO_CREATE}")
+                raise errors.damaged(path, "it is empty")
+    raise errors.MissingIndexError(f"there is no index in '{folder}'; {errors.HOW_TO_CREATE}")
 
 
 def _parsed(path: Path, number: int, text: str) -> Manifest:
     known = json.loads(text)
     if known.get("version") != VERSION:
-        raise IndexVersionError(
-            f"'{path}' has index version {known.get('version')}, but this program reads "
-            f"version {VERSION}; use a matching rag-demo, or {HOW_TO_REBUILD} {path.parent} --yes"
+        raise errors.IndexVersionError(
+            f"'{path}' has index version {known.get('version')}, but this program reads {VERSION}; "
+            f"use a matching rag-demo, or {errors.HOW_TO_REBUILD} {path.parent} --yes"
         )
     return Manifest(**{**known, "model": ModelIdentity(**known["model"]), "file_number": number})
 
@@ -229,7 +218,7 @@ def readable_uri(path: Path) -> str:
     """
     # Do not open the file here: closing it would drop SQLite's locks in this process.
     if path.stat().st_size % 512:  # A page has at least so many bytes.
-        raise damaged(path, "it was cut off")
+        raise errors.damaged(path, "it was cut off")
     # SQLite opens a file that it may not write for reading.
     return f"file:{quote(os.fsencode(path.resolve()))}?mode=rw"
 
@@ -241,8 +230,8 @@ def writing_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, FileNotFoundError) and folder.exists() and error.filename:
-            raise damaged(Path(str(error.filename)), "it is missing") from None
-        raise IndexFileError(
+            raise errors.damaged(Path(str(error.filename)), "it is missing") from None
+        raise errors.IndexFileError(
             f"the index cannot be written to '{folder}': {error.strerror or error}; "
             "fix that, or name another folder"
         ) from None
@@ -375,7 +364,7 @@ class SavedIndex:
         self.check()
         words = self.manifest.words(self.folder)
         if words is not None and not words.is_whole:
-            raise DamagedIndexError(  # Its texts and vectors are whole, so do not name --yes.
+            raise errors.DamagedIndexError(  # Texts and vectors are whole: do not name --yes.
                 f"'{words.folder}' is damaged (it is missing, or its checksum is wrong); searches "
                 "do without it, and the next rag-demo add or index makes it again"
             )
@@ -399,7 +388,9 @@ class SavedIndex:
         """
         size = os.fstat(self._file.fileno()).st_size if self._nbytes else 0
         if size < self._nbytes:
-            raise damaged(self._vectors_path, f"it has {size} bytes instead of {self._nbytes}")
+            raise errors.damaged(
+                self._vectors_path, f"it has {size} bytes instead of {self._nbytes}"
+            )
 
     @property
     def vectors(self) -> Vectors:
@@ -422,7 +413,7 @@ class SavedIndex:
             vectors = np.empty((count, self.manifest.dimension), np.float32)
             self._read_into(start, vectors)
             if zlib.crc32(as_bytes(vectors)) != self._checksums[piece]:
-                raise damaged(self._vectors_path, f"the checksum of row {start} is wrong")
+                raise errors.damaged(self._vectors_path, f"the checksum of row {start} is wrong")
 
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:  # zlib releases the GIL.
             list(threads.map(check, range(len(self._checksums))))
@@ -448,7 +439,7 @@ class SavedIndex:
     def _read_into(self, start: int, out: Vectors) -> None:
         place = start * 4 * self.manifest.dimension
         if os.preadv(self._file.fileno(), [as_bytes(out)], place) != out.nbytes:
-            raise damaged(self._vectors_path, "it was cut off")
+            raise errors.damaged(self._vectors_path, "it was cut off")
 
     def take_unmapped(self, rows: Rows) -> Vectors:
         """Do the same as `take`, without keeping the file's pages in memory."""
@@ -485,19 +476,19 @@ def open_writer(folder: Path, *, start_over: bool = False) -> Iterator[IndexWrit
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A killed process loses it.
         except BlockingIOError:
-            raise WriterBusyError(
+            raise errors.WriterBusyError(
                 f"another process is writing into '{folder}'; try again when it has finished"
             ) from None
         names = [path.name for path in folder.iterdir()]
         foreign = [name for name in names if not is_part(name)]
         if foreign and not databases_of(names):
-            raise IndexFileError(
+            raise errors.IndexFileError(
                 f"'{folder}' holds {foreign[0]!r} and is not an index; "
                 "name a new or an empty folder"
             )
         writer = IndexWriter(folder)
         try:
-            ignored = (DamagedIndexError, IndexVersionError) if start_over else ()
+            ignored = (errors.DamagedIndexError, errors.IndexVersionError) if start_over else ()
             with contextlib.suppress(*ignored):
                 writer.open()
             yield writer
@@ -525,7 +516,7 @@ class IndexWriter:
 
     def open(self) -> None:
         """Read the committed state, if any, and begin a transaction."""
-        with contextlib.suppress(MissingIndexError):
+        with contextlib.suppress(errors.MissingIndexError):
             manifest = read_manifest(self.folder)
             self._open(manifest.file_number)
             with self.documents.use() as database:
@@ -716,7 +707,7 @@ class IndexWriter:
         try:
             words.catch_up(self.documents, self.contents.alive)
             saved = words.save(self.folder / new.words_name)
-        except (RagDemoError, OSError) as error:
+        except (errors.RagDemoError, OSError) as error:
             log.debug("an index is saved without its full-text index: %s", error)
         else:
             assert saved is not None
@@ -726,9 +717,9 @@ class IndexWriter:
         """Undo what was not committed, and remove what the committed state does not name."""
         self._words.close()
         self.documents.close()
-        with contextlib.suppress(OSError, IndexFileError):  # The next writer tries again.
+        with contextlib.suppress(OSError, errors.IndexFileError):  # The next writer tries again.
             committed = None
-            with contextlib.suppress(MissingIndexError):
+            with contextlib.suppress(errors.MissingIndexError):
                 committed = read_manifest(self.folder)
             for path in list(self.folder.iterdir()):
                 if not is_part(path.name) or (committed and committed.names(path.name)):

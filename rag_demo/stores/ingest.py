@@ -20,14 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rag_demo import errors
 from rag_demo.encoding.embedder import BasicEmbedder, Embedder
-from rag_demo.errors import (
-    DamagedIndexError,
-    IndexChangedError,
-    IndexFileError,
-    ModelError,
-    OtherIndexError,
-)
 from rag_demo.reading.document import Document, checked_document
 from rag_demo.reading.passages import passages_of, with_title
 from rag_demo.stores.index_folder import open_writer, read_manifest
@@ -159,7 +153,9 @@ def ingest(
         writer = _writer_of(folder, source, stack, replace=replace, covers_all=covers_all)
         known = writer.manifest
         if based_on is not None and getattr(known, "commit", None) != based_on:
-            raise IndexChangedError(f"another program has changed '{folder}' meanwhile; run again")
+            raise errors.IndexChangedError(
+                f"another program has changed '{folder}' meanwhile; run again"
+            )
         has_source = known is not None and bool(known.count or known.source)
         if has_source and not replace and known.source != source:
             other = known.source
@@ -184,7 +180,7 @@ def ingest(
                 try:
                     batch = batch_of()
                 except ValueError as error:
-                    raise ModelError(f"the documents cannot be embedded: {error}") from error
+                    raise errors.ModelError(f"the documents cannot be embedded: {error}") from error
                 writer.upsert(batch)
             reused += count - len(new)
             embedded += len(new)
@@ -223,14 +219,14 @@ def _writer_of(
         return stack.enter_context(PostgresStore(folder))
     folder, may_start_over = Path(folder), replace
     if covers_all and not replace:
-        with suppress(IndexFileError):
+        with suppress(errors.IndexFileError):
             may_start_over = read_manifest(folder).source == source
     may_start_over = may_start_over and covers_all
     writer = stack.enter_context(open_writer(folder, start_over=may_start_over))
     if writer.manifest is not None:
         try:
             writer.check()
-        except DamagedIndexError:
+        except errors.DamagedIndexError:
             if not may_start_over:
                 raise
             writer.clear(writer.manifest.model)
@@ -245,8 +241,8 @@ def exit_on_sigterm() -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _other(folder: object, what: str) -> OtherIndexError:
-    return OtherIndexError(
+def _other(folder: object, what: str) -> errors.OtherIndexError:
+    return errors.OtherIndexError(
         f"'{folder}' holds {what}; name another folder, add to this one with rag-demo add, "
         "or replace all that it holds with --yes"
     )
@@ -276,9 +272,9 @@ def _batches(documents: Iterable[Document], ids: set[str]) -> Iterator[list[Docu
         try:
             batch.append(checked_document(document))
         except (TypeError, ValueError) as error:
-            raise IndexFileError(f"a document cannot be indexed: {error}") from None
+            raise errors.IndexFileError(f"a document cannot be indexed: {error}") from None
         if document.id in ids:
-            raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
+            raise errors.IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
         ids.add(document.id)
         chars += len(document.text)
         if len(batch) < size and chars < _MOST_CHARS:
