@@ -68,7 +68,7 @@ class Manifest:
     """The description of a saved index.
 
     Attributes:
-        model: The embedding model that made the vectors.
+        model: The `ModelIdentity` of the vectors; None if it is unknown.
         source: The source that was indexed, as `rag_demo.stores.ingest.ingest` got it.
         finished: Whether the whole source was indexed.
         dimension: Length of the vectors; 0 without vectors.
@@ -83,7 +83,7 @@ class Manifest:
         version: The version of the format.
     """
 
-    model: ModelIdentity
+    model: Any
     source: str | None = None
     finished: bool = True
     dimension: int = 0
@@ -502,13 +502,13 @@ class IndexWriter:
     """The writer of an index whose folder is locked; see `open_writer`.
 
     Attributes:
-        manifest: What is going to be committed; None in a folder without an index.
+        manifest: What is going to be committed; without a model in a folder without an index.
         documents: All documents, by number.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest: Manifest | None = None
+        self.manifest = Manifest(None)
         self.documents = temporary_documents()  # until a database is opened
         self._words = TextIndex("none")
         self._contents: Contents | None = None  # until it is needed
@@ -548,12 +548,12 @@ class IndexWriter:
         """The documents as they are going to be committed."""
         if self._contents is None:
             with self.documents.use() as database:
-                self._contents, *_ = read_contents(database, self._manifest, self.documents)
+                self._contents, *_ = read_contents(database, self.manifest, self.documents)
         return self._contents
 
     def clear(self, model: ModelIdentity, language: str = "") -> None:
         """Remove everything, and begin new files; the old ones are removed after `commit`."""
-        language = language or (self.manifest or Manifest(model)).language
+        language = language or self.manifest.language
         number = 1 + max(databases_of(path.name for path in self.folder.iterdir()), default=0)
         self._open(number, (*TABLES, *SCHEMA))
         self._contents, self._checksums = Contents(documents=self.documents), []
@@ -562,8 +562,8 @@ class IndexWriter:
 
     def use_language(self, language: str) -> None:
         """Set the language of stems; the full-text index is made again if it has another."""
-        if self._manifest.language != language:
-            self.manifest = replace(self._manifest, language=language, words_end=0)
+        if self.manifest.language != language:
+            self.manifest = replace(self.manifest, language=language, words_end=0)
             self._words.close()
 
     def upsert(self, batch: EmbeddedBatch) -> None:
@@ -591,7 +591,7 @@ class IndexWriter:
         Raises:
             ValueError: The vectors have another dimension than those of the index.
         """
-        owners, present, manifest = contents.owners, len(before), self._manifest
+        owners, present, manifest = contents.owners, len(before), self.manifest
         pieces, dimension = {*(np.flatnonzero(owners[:present] != before) // PIECE)}, 0
         with writing_errors(self.folder), self.documents.use() as connection:
             if len(owners) > present:
@@ -650,7 +650,7 @@ class IndexWriter:
         """
         with contextlib.closing(SavedIndex(self.folder)) as saved:
             saved.check()
-            self.manifest = replace(self._manifest, words_end=saved.words.end)
+            self.manifest = replace(self.manifest, words_end=saved.words.end)
 
     def keep(self, source: str | None, *, finished: bool) -> None:
         """Commit all changes, and go on; make the files again if they waste space."""
@@ -684,10 +684,10 @@ class IndexWriter:
         Raises:
             IndexFileError: The index cannot be written. It is what it was before.
         """
-        if self._manifest.next_number - self._manifest.words_end > words_may_lack:
+        if self.manifest.next_number - self.manifest.words_end > words_may_lack:
             self._write_words(words)
         commit = name or secrets.token_hex(8)
-        manifest = replace(self._manifest, source=source, finished=finished, commit=commit)
+        manifest = replace(self.manifest, source=source, finished=finished, commit=commit)
         with writing_errors(self.folder), self.documents.use() as connection:
             if manifest.rows:
                 (self.folder / manifest.vectors_name).stat()  # A missing file is damage.
@@ -700,7 +700,7 @@ class IndexWriter:
 
     def _write_words(self, words: TextIndex | None) -> None:
         """Write a full-text index of all documents, if that is possible."""
-        manifest = self._manifest
+        manifest = self.manifest
         if words is None and not self._words.end:
             self._words = TextIndex(manifest.language, manifest.words(self.folder))
         words, new = words or self._words, replace(manifest, words_end=manifest.next_number)
@@ -728,8 +728,3 @@ class IndexWriter:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
-
-    @property
-    def _manifest(self) -> Manifest:
-        assert self.manifest is not None, "call clear() first in a folder without an index"
-        return self.manifest

@@ -152,18 +152,18 @@ def ingest(
         stack.enter_context(exit_on_sigterm())
         writer = _writer_of(folder, source, stack, replace=replace, covers_all=covers_all)
         known = writer.manifest
-        if based_on is not None and getattr(known, "commit", None) != based_on:
+        if based_on is not None and known.commit != based_on:
             raise errors.IndexChangedError(
                 f"another program has changed '{folder}' meanwhile; run again"
             )
-        has_source = known is not None and bool(known.count or known.source)
-        if has_source and not replace and known.source != source:
-            other = known.source
-            what = f"the index of {other}" if other else "an index that a program made"
+        if (known.count or known.source) and not replace and known.source != source:
+            what = (
+                f"the index of {known.source}" if known.source else "an index that a program made"
+            )
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
         model = Embedder(embedding_model).identity
-        if known is None or known.model is None or not known.model.is_same(model):
-            if known is not None and known.count and not replace:
+        if known.model is None or not known.model.is_same(model):
+            if known.count and not replace:
                 raise _other(folder, f"vectors of the model {known.model}, not of {model}")
             writer.clear(model)
         if language is not None:
@@ -223,7 +223,7 @@ def _writer_of(
             may_start_over = read_manifest(folder).source == source
     may_start_over = may_start_over and covers_all
     writer = stack.enter_context(open_writer(folder, start_over=may_start_over))
-    if writer.manifest is not None:
+    if writer.manifest.model is not None:
         try:
             writer.check()
         except errors.DamagedIndexError:

@@ -288,8 +288,8 @@ class LocalStore:
         place = folder.resolve()
         with self._change() as snapshot, open_writer(folder, start_over=overwrite) as writer:
             committed, states = writer.manifest, self._saved.get(place, [])
-            known = [one for one in states if committed and one[0] == committed.commit]
-            if committed is not None and not known and not overwrite:
+            known = [one for one in states if one[0] == committed.commit]
+            if committed.model is not None and not known and not overwrite:
                 if states or committed.source is not None or not committed.model.is_same(identity):
                     what = "has changed since it was" if states else "was not"
                     raise IndexChangedError(

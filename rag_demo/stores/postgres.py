@@ -37,14 +37,7 @@ from rag_demo.errors import (
 )
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
-from rag_demo.stores.filters import (
-    COMPARISONS,
-    ID,
-    Condition,
-    Filter,
-    Where,
-    parse_filter,
-)
+from rag_demo.stores import filters
 from rag_demo.stores.index_folder import Manifest
 from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import best_span, stems_of
@@ -54,7 +47,7 @@ from torch_utils import Resource, closes_on_error
 _Clause = tuple[str, list[Any]]
 
 
-def compile_filter(where: Where) -> _Clause:
+def compile_filter(where: filters.Where) -> _Clause:
     """Return an SQL condition on the column ``facts``, and its parameters.
 
     Raises:
@@ -62,11 +55,11 @@ def compile_filter(where: Where) -> _Clause:
     """
     if callable(where):
         raise TypeError("where must be a mapping, because Postgres cannot call a function")
-    return _compiled(parse_filter(where))
+    return _compiled(filters.parse_filter(where))
 
 
-def _compiled(part: Filter) -> _Clause:
-    if isinstance(part, Condition):
+def _compiled(part: filters.Filter) -> _Clause:
+    if isinstance(part, filters.Condition):
         return _condition(part)
     several = [_compiled(each) for each in part.parts]
     values = [value for _, each in several for value in each]
@@ -76,20 +69,20 @@ def _compiled(part: Filter) -> _Clause:
     return f"({joined or 'TRUE'})", values
 
 
-def _condition(condition: Condition) -> _Clause:
+def _condition(condition: filters.Condition) -> _Clause:
     key, name, wanted = condition.key, condition.operator, condition.wanted
     several = wanted if name in ("$in", "$nin") else [wanted]
     codes = sorted({json.dumps(each) for each in several if each == each})  # Nothing equals NaN.
     fact, path = "coalesce(facts -> %s::text, facts #> %s::text[])", [key, key.split(".")]
-    if key == ID:
+    if key == filters.ID:
         fact, path = "to_jsonb(id)", []
-    if key == ID and name in ("$eq", "$in"):  # By an index.
+    if key == filters.ID and name in ("$eq", "$in"):  # By an index.
         return "id = ANY(%s::text[])", [[each for each in several if isinstance(each, str)]]
     values: list[Any] = [codes]
-    if name in COMPARISONS:
+    if sign := filters.COMPARISONS.get(name):
         if isinstance(wanted, bool):
             return "FALSE", []  # Only numbers and strings have an order.
-        test = f"jsonb_path_exists(fact, 'strict $ ? (@ {COMPARISONS[name]} $x)', %s::jsonb, TRUE)"
+        test = f"jsonb_path_exists(fact, 'strict $ ? (@ {sign} $x)', %s::jsonb, TRUE)"
         values = [json.dumps({"x": wanted})]
     elif name == "$exists":
         test, values = "fact IS NOT NULL", []
@@ -316,7 +309,8 @@ class PostgresStore(Resource):
     @property
     def identity(self) -> ModelIdentity | None:
         """See `Store`."""
-        return self.manifest.model
+        model: ModelIdentity | None = self.manifest.model
+        return model
 
     @property
     def count(self) -> int:
@@ -410,10 +404,10 @@ class PostgresStore(Resource):
 
     def keys(self) -> list[str]:
         """See `rag_demo.stores.documents.DocumentTable.keys`."""
-        return [ID, *self._column(_KEYS)]
+        return [filters.ID, *self._column(_KEYS)]
 
     def matching(
-        self, where: Where | None, after: str | None = None, limit: int | None = None
+        self, where: filters.Where | None, after: str | None = None, limit: int | None = None
     ) -> list[str]:
         """See `Store`."""
         clause, values = compile_filter(where or {})
