@@ -6,12 +6,10 @@ import logging
 
 import click
 
-from rag_demo.commands.demo import demo
-from rag_demo.commands.evaluate import evaluate
+from rag_demo.commands.evaluate import demo, evaluate
+from rag_demo.commands.indexes import delete, get, info, list_texts, search, snapshot, verify
 from rag_demo.commands.indexing import add, index
-from rag_demo.commands.maintenance import delete, get, info, list_texts, snapshot, verify
 from rag_demo.commands.options import warn
-from rag_demo.commands.search import search
 from rag_demo.errors import RagDemoError
 from rag_demo.service.command import serve
 

@@ -1,4 +1,4 @@
-"""``rag-demo evaluate``: retrieval quality on a judged collection."""
+"""``rag-demo evaluate``: retrieval quality on a judged collection; ``demo``: what it looks like."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from rag_demo.commands import options
 from rag_demo.errors import SourceError, required
 from rag_demo.places import as_place
-from rag_demo.reading.sources import Skipped, read_source
+from rag_demo.reading.sources import Reading, Skipped, read_source
 
 if TYPE_CHECKING:
     from rag_demo.retriever import Retriever
@@ -107,3 +107,40 @@ def quality(
     metrics = {"nDCG@10": nDCG @ 10, "Recall@100": R @ 100, "MRR@10": RR @ 10}
     scores = calc_aggregate(list(metrics.values()), judgements, run)
     return {name: float(scores[metric]) for name, metric in metrics.items()}
+
+
+QUESTIONS = (
+    "how do I give cached GPU memory back?",
+    "how do I keep a model loaded between requests?",
+    "how do I save an index to a folder?",
+)
+
+
+@click.command()
+@click.argument("folder", default=".")
+@click.argument("questions", nargs=-1, metavar="[QUESTION]...")
+@options.top_k_option
+def demo(folder: str, questions: tuple[str, ...], top_k: int) -> None:
+    """Search the Markdown files of FOLDER, and show what the release of the model gives back.
+
+    By default, the current folder. The default questions are about the folder docs of a clone.
+    """
+    from rag_demo.embedding_model import EmbeddingModel
+    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+    from torch_utils import SafePyTorchCleanup
+
+    documents = list(read_source(folder, Skipped(), Reading(include=("*.md",))))
+    if not documents:
+        raise SourceError(f"'{folder}' has no Markdown files; name a folder that has some")
+    options.say(f"indexing {len(documents)} passages of {folder} ...")
+    with SafePyTorchCleanup() as scope:
+        embedder = scope.manage(EmbeddingModel())
+        retriever = scope.manage(PyTorchGPURetriever(embedder))
+        with options.progress("embedding", len(documents)) as advance:
+            ids, texts, metadata, _ = zip(*documents, strict=True)
+            retriever.add(texts, metadata, ids, on_progress=advance)
+        for question in questions or QUESTIONS:
+            options.print_results(
+                question, retriever.search(question, top_k=top_k), with_query=True
+            )
+    options.say(f"model and index released: {scope.report}")

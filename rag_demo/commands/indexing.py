@@ -191,11 +191,10 @@ def _read(source: str, skipped: Skipped, **reading: Any) -> tuple[str, Iterator[
 
 def _ingest(documents: Iterable[Document], embedder: Any, place: Any, **choices: Any) -> int:
     """Embed documents into an index, and return how many were unchanged."""
-    from rag_demo.console import progress
     from rag_demo.stores.ingest import ingest
 
     try:
-        with progress("embedding", None) as advance:
+        with options.progress("embedding", None) as advance:
             return ingest(documents, embedder, place, on_progress=advance, **choices).reused
     except KeyboardInterrupt:
         options.warn("interrupted; run the same command again to continue")
