@@ -19,7 +19,7 @@ from rag_demo.service.command import serve
         *(index, add, delete, search, get, list_texts, serve),
         *(info, verify, snapshot, evaluate, demo),
     ],
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(package_name="torch-cleanup")
 def cli() -> None:

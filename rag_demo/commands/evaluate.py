@@ -38,9 +38,7 @@ Judgements = dict[str, dict[str, int]]
     help="Index of PATH/corpus.jsonl; several are searched as one.",
 )
 @options.mode_option
-@click.option(
-    "--split", default="test", show_default=True, help="Read judgements from qrels/SPLIT.tsv."
-)
+@click.option("--split", default="test", help="Read judgements from qrels/SPLIT.tsv.")
 @options.made_by_option
 @options.device_option
 def evaluate(

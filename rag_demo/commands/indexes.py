@@ -28,27 +28,20 @@ _LISTED_CHARS = 100
 @click.command()
 @options.folder_argument
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
-@click.option(
-    "--also", multiple=True, metavar="DIR", type=as_place, help="Search another index too."
-)
+@click.option("--also", multiple=True, metavar="DIR", type=as_place, help="Search this one too.")
 @options.top_k_option
 @options.where_option(
     "Search only documents whose metadata match: lang=en, 'year>=2020', tags~news (a list has "
     "news, or a text contains it). Several conditions must all hold."
 )
-@click.option(
-    "--min-score",
-    type=float,
-    help="Lowest score of a result. Makes --mode dense the default, whose scores are cosines.",
-)
+@click.option("--min-score", type=float, help="Lowest score. [default mode with it: dense]")
 @options.mode_option
 @click.option("--rerank", metavar="MODEL", help="A cross-encoder that orders the best again.")
 @click.option(
     "--weights",
     type=(float, float),
     default=(1.0, 1.0),
-    metavar="DENSE WORDS",
-    help="How much both rankings count in --mode hybrid.",
+    help="How much vectors and words count in --mode hybrid.",
 )
 @options.json_option
 @options.made_by_option

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +23,19 @@ from rag_demo.reading.sources import STDIN, Reading, Skipped, full_path, is_read
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
 
+_globs = partial(click.option, multiple=True, metavar="GLOB")
 _reading_options = options.together(
-    click.option(
-        "--include",
-        multiple=True,
-        metavar="GLOB",
-        help="Read only matching files of a folder; read unsupported types as plain text.",
-    ),
-    click.option(
-        "--exclude", multiple=True, metavar="GLOB", help="Skip matching files and folders."
-    ),
-    click.option(
-        "--as-text", multiple=True, metavar="GLOB", help="Read matching files as plain text."
-    ),
+    _globs("--include", help="Read only these files of a folder; unknown types as plain text."),
+    _globs("--exclude", help="Skip these files and folders."),
+    _globs("--as-text", help="Read these files as plain text."),
     click.option(
         "--chunk-size",
         type=click.IntRange(100),
         default=PASSAGE_CHARS,
-        show_default=True,
-        help="Length of a passage, in characters.",
+        help="Characters of a passage.",
     ),
     click.option(
-        "--chunk-overlap",
-        type=click.IntRange(0),
-        default=0,
-        help="Characters that a passage shares with the one before.",
+        "--chunk-overlap", type=click.IntRange(0), default=0, help="Characters that passages share."
     ),
     click.option("--text-field", default="text", help="Field of JSON lines that has the text."),
 )
@@ -55,19 +44,13 @@ _reading_options = options.together(
 @click.command()
 @click.argument("source")
 @click.option(
-    "--out",
-    required=True,
-    metavar="DIR",
-    type=as_place,
-    help="Folder of the index, or postgresql://...",
+    "--out", required=True, metavar="DIR", type=as_place, help="Folder, or postgresql://..."
 )
 @_reading_options
 @options.model_option
 @options.dtype_option
 @options.embedding_options
-@click.option(
-    "--language", help="Language of stems, such as german; none keeps words. [default: english]"
-)
+@click.option("--language", help="Stems, such as german; none keeps words. [default: english]")
 @click.option("--address", help="Embed on this Ray cluster, in one actor for each CPU or GPU.")
 @click.option("--actors", type=click.IntRange(1), help="Embed in so many actors of Ray.")
 @click.option("--yes", is_flag=True, help="Replace an index of another source or model.")

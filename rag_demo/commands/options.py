@@ -37,23 +37,13 @@ def together(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 folder_argument = click.argument("folder", metavar="DIR", type=as_place)
-model_option = click.option(
-    "--model", help="A sentence-transformers model: folder or name. [default: packaged MiniLM]"
-)
-made_by_option = click.option(
-    "--model", help="A folder or name. [default: the model that made the index]"
-)
-
-
-device_option = click.option(
-    "--device",
-    help="Device to compute on: cpu, cuda, cuda:1, mps or xpu. [default: the best available]",
-)
+model_option = click.option("--model", help="Folder or name of a model. [default: packaged MiniLM]")
+made_by_option = click.option("--model", help="Folder or name. [default: the model of the index]")
+device_option = click.option("--device", help="cpu, cuda, cuda:1, mps or xpu. [default: the best]")
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
-    show_default=True,
     help="Dtype of the model; bfloat16 is faster on processors that support it.",
 )
 mode_option = click.option(
@@ -61,9 +51,7 @@ mode_option = click.option(
     type=click.Choice(MODES),
     help="Search vectors (dense), full text (bm25), or both. [default: hybrid]",
 )
-top_k_option = click.option(
-    "--top-k", type=click.IntRange(1), default=5, show_default=True, help="Results of a question."
-)
+top_k_option = click.option("--top-k", type=click.IntRange(1), default=5, help="Results, at most.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 embedding_options = together(
     device_option,
