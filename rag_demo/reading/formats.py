@@ -24,8 +24,6 @@ _FRONT_MATTER = re.compile(
 _TITLE = re.compile(r"^title[ \t]*[:=][ \t]*([\"']?)(?![>|])(\S.*?)\1[ \t]*$", re.MULTILINE)
 _MOST_MARKED = 1 << 22  # characters: each mark of Markdown takes a kilobyte of memory
 _CHARSET = re.compile(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?([\w.:-]+)", re.I)
-_BOTH = ("start", "end")
-_MOST_NESTED = 1000  # elements of a page
 _HYPHEN = re.compile(r"(?<=[^\W\d_])-\n(?=[^\W\d_])")
 
 
@@ -130,9 +128,6 @@ def read_html(content: bytes) -> ExtractedText:
     parser = html.HTMLParser(encoding="utf-8", huge_tree=True)
     try:
         root = html.document_fromstring(page, parser)
-        steps = (1 if event == "start" else -1 for event, _ in etree.iterwalk(root, _BOTH))
-        if max(accumulate(steps)) > _MOST_NESTED:
-            raise RecursionError
         body = root.find("body")
         if body is not None and not root.xpath("//article | //main"):
             # Without either, trafilatura leaves out headings. It never reads the text of `body`.
