@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,15 +115,18 @@ class GrowableRows:
     snapshots share one buffer, so releasing it empties all of them.
 
     Args:
-        buffer: A tensor.
-        count: How many of its rows belong to the snapshot; all by default.
+        capacity: How many rows have room before the buffer grows.
+        like: A tensor that tells the shape of a row, the dtype and the device.
+
+    Attributes:
+        error: The largest error of the rows.
     """
 
-    __slots__ = ("_count", "_shared")
+    __slots__ = ("_count", "_shared", "error")
 
-    def __init__(self, buffer: Any, count: int | None = None) -> None:
-        self._shared = [buffer]  # A larger buffer replaces it in here.
-        self._count = len(buffer) if count is None else count
+    def __init__(self, capacity: int, like: Any) -> None:
+        self._shared = [_empty(capacity, like)]  # A larger buffer replaces it in here.
+        self._count, self.error = 0, 0.0
 
     def __len__(self) -> int:
         return self._count
@@ -135,24 +139,18 @@ class GrowableRows:
     @property
     def rows(self) -> Any:
         """A view of the rows."""
-        return self._shared[0][: self._count]
+        return self.buffer[: self._count]
 
-    def append(self, rows: Sequence[Any] | Any) -> GrowableRows:
+    def append(self, rows: Any, error: float = 0.0) -> GrowableRows:
         """Return a snapshot with these rows at the end, in amortised linear time."""
-        count = self._count + len(rows)
-        if count > len(self.buffer):
-            self.reserve(count + count // 4 + _SPARE_ROWS)
-        self.buffer[self._count : count] = rows
-        longer = GrowableRows(self.buffer, count)
-        longer._shared = self._shared
-        return longer
-
-    def reserve(self, count: int) -> None:
-        """Make room for so many rows."""
-        if count > len(self.buffer):
-            larger = _empty(count, self.buffer)
+        longer = copy.copy(self)
+        longer._count, longer.error = self._count + len(rows), max(self.error, error)
+        if len(longer) > len(self.buffer):
+            larger = _empty(len(longer) + len(longer) // 4 + _SPARE_ROWS, self.buffer)
             larger[: self._count] = self.rows
             self._shared[0] = larger
+        self.buffer[self._count : len(longer)] = rows
+        return longer
 
 
 def _empty(count: int, like: Any) -> Any:

@@ -27,7 +27,7 @@ rows are candidates. In the same way, the k-th best of some scores in float64 bo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -51,29 +51,6 @@ _HAS_WIDE_PRODUCTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
 _dot: Callable[[Any, Any], Any] = getattr(np, "vecdot", partial(np.einsum, "ij,j->i"))
 
 
-@dataclass(frozen=True)
-class Source:
-    """Rows to search.
-
-    Attributes:
-        device: The device of the vectors.
-        dtype: Their dtype: float32, float16 or bfloat16.
-        chunks: Takes a number, and yields consecutive vectors, at most so many at once.
-        take: Returns the true vectors of rows: shape (n, d), float32, in host memory.
-        allowed: Which rows are allowed: shape (n,); None for all.
-        error: The largest distance of a row from the true vector.
-        resident: All true vectors, float32, if they are on a device that computes in float64.
-    """
-
-    device: Any
-    dtype: Any
-    chunks: Callable[[int], Iterable[Any]]
-    take: Callable[[Rows], Vectors]
-    allowed: Mask | None = None
-    error: float = 0.0
-    resident: Any = None
-
-
 class Products(NamedTuple):
     """How to multiply, and how exact that is.
 
@@ -91,33 +68,44 @@ class Products(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Profile:
-    """All that differs between devices.
+class Source:
+    """Rows to search, and how.
 
     Attributes:
-        products: Tells how to multiply vectors of a dtype on a device.
-        scores: How many scores are computed at once.
+        device: The device of the vectors.
+        products: How to multiply the vectors, see `products_on`.
+        at_once: How many scores to compute at once, see `scores_at_once`.
+        chunks: Takes a number, and yields consecutive vectors, at most so many at once.
+        take: Returns the true vectors of rows: shape (n, d), float32, in host memory.
+        allowed: Which rows are allowed: shape (n,); None for all.
+        error: The largest distance of a row from the true vector.
+        resident: All true vectors, float32, if they are on a device that computes in float64.
     """
 
-    products: Callable[[Any, Any], Products]
-    scores: int
+    device: Any
+    products: Products
+    at_once: int
+    chunks: Callable[[int], Iterable[Any]]
+    take: Callable[[Rows], Vectors]
+    allowed: Mask | None = None
+    error: float = 0.0
+    resident: Any = None
 
 
-def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pairs:
+def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
     """Find the best rows of each query.
 
     Args:
         source: The rows.
         queries: Shape (b, d), float32, each of length 1.
         top_k: How many rows, at most as many as are allowed.
-        profile: The profile of the device.
 
     Returns:
         All pairs that score at least as much as the k-th best one of their query, with their exact
         scores.
     """
     with torch.inference_mode():
-        products = profile.products(source.dtype, source.device)
+        products = source.products
         asked = torch.from_numpy(queries).to(source.device)
         factors = asked.to(products.dtype)
         rounded = vector_norm(asked - factors.float(), dim=1, keepdim=True)  # |q - q'|
@@ -130,8 +118,8 @@ def search(source: Source, queries: Vectors, top_k: int, profile: Profile) -> Pa
         best = asked.new_full((len(queries), top_k), _LEAST)  # the largest maxima of blocks
         bar = asked.new_full((len(queries), 1), _LEAST)  # of the true scores
         found: list[tuple[Any, Any, Any]] = []  # candidates: query, row and score
-        start, count, most = 0, 0, max(profile.scores // _SCORES_PER_PAIR, 2 * best.numel())
-        for vectors in source.chunks(max(1, profile.scores // len(queries))):
+        start, count, most = 0, 0, max(source.at_once // _SCORES_PER_PAIR, 2 * best.numel())
+        for vectors in source.chunks(max(1, source.at_once // len(queries))):
             scores, width = products.multiply(factors, vectors), len(vectors)
             if source.allowed is not None:
                 forbidden = torch.from_numpy(~source.allowed[start : start + width])
@@ -209,10 +197,23 @@ def _summed(products: Any) -> Any:
     return products[:, 0]
 
 
-def _products_on_cpu(dtype: Any, device: Any) -> Products:
-    if dtype == torch.bfloat16 and has_fast_bfloat16():
-        return Products(lambda q, v: torch.mm(q, v.T), dtype, relative=_UNITS[dtype] * 1.01)
-    return Products(_multiply_on_cpu, absolute=_allowed_error())
+def products_on(device: Any, dtype: Any) -> Products:
+    """Return the fastest way to multiply vectors of a dtype on a device."""
+    unit = _UNITS.get(dtype, 0.0)
+    if device.type == "cpu":
+        if dtype == torch.bfloat16 and has_fast_bfloat16():
+            return Products(_multiply, dtype, relative=unit * 1.01)
+        return Products(_multiply_on_cpu, absolute=_allowed_error())
+    if dtype == torch.float32:
+        return Products(_multiply, absolute=_allowed_error())
+    if device.type == "cuda" and _HAS_WIDE_PRODUCTS:
+        return Products(lambda q, v: torch.mm(q, v.T, out_dtype=torch.float32), dtype)
+    # The library may add up to 16 partial sums in the narrow dtype.
+    return Products(_multiply, dtype, relative=unit * 1.01, absolute=16 * unit)
+
+
+def _multiply(queries: Any, vectors: Any) -> Any:
+    return torch.mm(queries, vectors.T)
 
 
 def _multiply_on_cpu(queries: Any, vectors: Any) -> Any:
@@ -220,22 +221,11 @@ def _multiply_on_cpu(queries: Any, vectors: Any) -> Any:
     if vectors.dtype != torch.float32:  # Products of narrower dtypes are slow.
         parts = (part.float() for part in vectors.split(_AT_ONCE))
         return torch.cat([_multiply_on_cpu(queries, part) for part in parts], 1)
-    if len(queries) > FEW_QUERIES:
-        return torch.from_numpy(queries.numpy() @ vectors.numpy().T)
-    if len(queries) == 1 and (len(vectors) <= _FEW_ROWS or torch.get_num_threads() == 1):
+    if 1 < len(queries) <= FEW_QUERIES:
+        return torch.mm(vectors, queries.T).T.contiguous()
+    if len(queries) == 1 and (len(vectors) <= _FEW_ROWS or torch.get_num_threads() <= 2):
         return torch.from_numpy(_dot(vectors.numpy(), queries[0].numpy()))[None]
-    several = queries if len(queries) > 1 else queries.repeat(2, 1)  # One takes twice as long.
-    return torch.mm(vectors, several.T).T[: len(queries)].contiguous()
-
-
-def _products_on_gpu(dtype: Any, device: Any) -> Products:
-    if dtype == torch.float32:
-        return Products(lambda q, v: torch.mm(q, v.T), absolute=_allowed_error())
-    if device.type == "cuda" and _HAS_WIDE_PRODUCTS:
-        return Products(lambda q, v: torch.mm(q, v.T, out_dtype=torch.float32), dtype)
-    # The library may add up to 16 partial sums in the narrow dtype.
-    unit = _UNITS[dtype]
-    return Products(lambda q, v: torch.mm(q, v.T), dtype, relative=unit * 1.01, absolute=16 * unit)
+    return torch.from_numpy(queries.numpy() @ vectors.numpy().T)
 
 
 @cache
@@ -254,13 +244,7 @@ def _allowed_error() -> float:
     return 0.0 if is_exact and not torch.backends.cuda.matmul.allow_tf32 else 2.0**-7 + 2.0**-16
 
 
-CPU = Profile(_products_on_cpu, scores=1 << 23)
-GPU = Profile(_products_on_gpu, scores=1 << 28)
-
-
-def profile_of(device: str, scratch_bytes: int | None) -> Profile:
-    """Return a device's profile. Its scores and candidates fit into so many bytes; None for any."""
-    profile = CPU if torch.device(device).type == "cpu" else GPU
-    if scratch_bytes is None:
-        return profile
-    return replace(profile, scores=min(profile.scores, max(1 << 14, scratch_bytes // 16)))
+def scores_at_once(device: Any, scratch_bytes: int | None) -> int:
+    """Return how many scores fit into a device's caches, and with candidates into so many bytes."""
+    most = 1 << (23 if device.type == "cpu" else 28)
+    return most if scratch_bytes is None else min(most, max(1 << 14, scratch_bytes // 16))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from rag_demo.exact_search.search import (
     FEW_QUERIES,
     Source,
     has_fast_bfloat16,
-    profile_of,
+    products_on,
+    scores_at_once,
     search,
 )
-from rag_demo.exact_search.streaming import stream
 from rag_demo.searching import Order
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.vectors import GrowableRows, Mask, Pairs, Rows, Vectors
@@ -29,18 +29,6 @@ _COPIED = 1 << 14  # rows at once
 _COMPARED_AGAIN = 64  # Equal rows are found again when one row in 64 is new.
 _BUFFERS = 8  # parts of a memory budget
 _LEAST_ROWS = 32  # of a buffer
-
-
-class Copy(NamedTuple):
-    """A copy of the first rows on a device.
-
-    Attributes:
-        rows: The copy.
-        error: The largest distance of a row from its vector.
-    """
-
-    rows: GrowableRows
-    error: float
 
 
 @dataclass(frozen=True)
@@ -55,7 +43,7 @@ class TensorVectors:
     Attributes:
         device, dtype, memory_budget: See `PyTorchGPURetriever`.
         saved: The saved index that holds the first rows.
-        host: The other float32 vectors: a tensor in host memory.
+        host: The other float32 vectors, in host memory.
         copy: The copy of the first rows on the device.
         equal: How many rows were compared, and the groups of equal ones.
         stays_in_file: See `VectorRows`.
@@ -66,7 +54,7 @@ class TensorVectors:
     memory_budget: int | None
     saved: SavedIndex | None = None
     host: GrowableRows | None = None
-    copy: Copy | None = None
+    copy: GrowableRows | None = None
     equal: tuple[int, Sequence[Rows]] = (0, ())
     stays_in_file: bool = False
 
@@ -80,21 +68,15 @@ class TensorVectors:
     def __len__(self) -> int:
         return self._in_file + (0 if self.host is None else len(self.host))
 
-    @cached_property
+    @property
     def _in_file(self) -> int:
         """How many rows are in the saved index; ``host`` has the following ones."""
         return 0 if self.saved is None else self.saved.manifest.rows
 
-    @cached_property
-    def _in_host(self) -> bool:
-        """Whether the float32 vectors in host memory are searched."""
-        return self.device == "cpu" and self.dtype == "float32"
-
     @property
     def buffers(self) -> list[Any]:
         """The memory of all tensors, to release it."""
-        parts = (self.host, self.copy and self.copy.rows)
-        return [part.buffer for part in parts if part is not None]
+        return [rows.buffer for rows in (self.host, self.copy) if rows is not None]
 
     def empty_copy(self) -> TensorVectors:
         """See `VectorRows`."""
@@ -102,7 +84,7 @@ class TensorVectors:
 
     def extended(self, vectors: Vectors) -> TensorVectors:
         """See `VectorRows`."""
-        host = self.host or GrowableRows(torch.empty(0, vectors.shape[1]))
+        host = self.host or GrowableRows(len(vectors), torch.from_numpy(vectors))
         longer = replace(self, host=host.append(torch.from_numpy(vectors)))
         if self.saved is None or self.copy is not None:  # Else the first search makes them.
             longer._copy_for(FEW_QUERIES + 1)
@@ -115,7 +97,7 @@ class TensorVectors:
         if not rows:
             return self.empty_copy()
         loaded = replace(self.empty_copy(), saved=saved)
-        copied = 4 if self.dtype == "float32" and not self._in_host else 2  # bytes of a number
+        copied = 4 if self.dtype == "float32" and self.device != "cpu" else 2  # bytes of a number
         if budget is None or rows * dimension * (4 + copied) <= budget:
             loaded._copy_for(1)
             return loaded
@@ -139,7 +121,7 @@ class TensorVectors:
 
     def storage(self) -> tuple[str, str, int]:
         """See `VectorRows`."""
-        copied = 0 if self.copy is None else self.copy.rows.rows.nbytes
+        copied = 0 if self.copy is None else self.copy.rows.nbytes
         return self.device, self.dtype, copied + 4 * len(self) * self.dimension
 
     def candidates(
@@ -148,43 +130,72 @@ class TensorVectors:
         """See `VectorRows`."""
         if self.saved is not None:
             self.saved.check_length()
-        if groups := self._equal_rows():
+        groups = self._equal_rows()
+        if groups:
             allowed, members = equal_rows.first_of_each(groups, allowed, len(self))
         count = len(self) if allowed is None else int(np.count_nonzero(allowed))
         is_small = count <= max(_FEW_ALLOWED, len(self) // _FEW_OF) and not self.stays_in_file
         if allowed is not None and is_small and self.device == "cpu":
             rows = np.flatnonzero(allowed)
-            host = GrowableRows(torch.from_numpy(self.take(rows)))
-            few = TensorVectors("cpu", "float32", self.memory_budget, host=host, equal=(count, ()))
-            pairs = few.candidates(queries, top_k, None, order_of)
+            pairs = search(self._gathered(rows), queries, min(top_k, count))
             pairs = pairs._replace(row=rows[pairs.row])
         else:
-            source = self._source(len(queries), allowed)
-            profile = profile_of(self.device, self.memory_budget and self.memory_budget // 4)
-            pairs = search(source, queries, min(top_k, count), profile)
+            pairs = search(self._source(len(queries), allowed), queries, min(top_k, count))
         if groups:
             pairs = equal_rows.with_equal_rows(pairs, members, top_k, order_of)
         return pairs
 
+    def _gathered(self, rows: Rows) -> Source:
+        """Return a copy of some rows as they are searched."""
+        device, vectors = torch.device("cpu"), self.take(rows)
+        products, at_once = products_on(device, torch.float32), scores_at_once(device, None)
+        chunks = torch.from_numpy(vectors).split
+        return Source(device, products, at_once, chunks, lambda few: vectors.take(few, axis=0))
+
     def _source(self, queries: int, allowed: Mask | None) -> Source:
         """Return all rows as they are searched for so many queries."""
         copy, device = self._copy_for(queries), torch.device(self.device)
-        is_cuda = device.type == "cuda"
-        parts = self._in_memory if copy is None else [copy.rows.rows]
+        parts = self._in_memory if copy is None else [copy.rows]
         dtype = parts[0].dtype if parts else torch.float32
 
         def chunks(step: int) -> Iterator[Any]:
-            if self.saved is not None and self.stays_in_file:
-                fitting = (self.memory_budget or 0) // _BUFFERS // (4 * self.dimension)
-                shape, step = (self._in_file, self.dimension), min(step, fitting, len(self))
-                yield from stream(step, shape, self.device, is_cuda, self.saved.read_into)
+            if self.stays_in_file:
+                yield from self._streamed(step)
             for part in parts:
                 yield from part.to(device).split(step)
 
-        is_true = is_cuda and copy is not None and dtype == torch.float32
-        resident = parts[0] if is_true else None  # Other devices may lack float64.
-        error = 0.0 if copy is None else copy.error
-        return Source(device, dtype, chunks, self.take, allowed, error, resident)
+        is_true = device.type == "cuda" and copy is not None and dtype == torch.float32
+        return Source(
+            device,
+            products_on(device, dtype),
+            scores_at_once(device, self.memory_budget and self.memory_budget // 4),
+            chunks,
+            self.take,
+            allowed,
+            0.0 if copy is None else copy.error,
+            parts[0] if is_true else None,  # Other devices may lack float64.
+        )
+
+    def _streamed(self, step: int) -> Iterator[Any]:
+        """Yield the vectors in the file through two buffers; the next ones are read meanwhile."""
+        assert self.saved is not None and self.memory_budget is not None
+        count, dimension, read_into = self._in_file, self.dimension, self.saved.read_into
+        step = min(step, self.memory_budget // _BUFFERS // (4 * dimension), count)
+        is_pinned = self.device.startswith("cuda")
+        buffers = [torch.empty(step, dimension, pin_memory=is_pinned) for _ in range(2)]
+
+        def read(start: int) -> Any:
+            buffer = buffers[start // step % 2][: count - start]
+            read_into(start, buffer.numpy())
+            return buffer
+
+        with ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(read, 0)
+            for start in range(0, count, step):
+                vectors = coming.result().to(self.device)  # It waits, so the buffer is free again.
+                if start + step < count:
+                    coming = reader.submit(read, start + step)
+                yield vectors
 
     @property
     def _in_memory(self) -> list[Any]:
@@ -194,24 +205,22 @@ class TensorVectors:
             parts.insert(0, torch.from_numpy(self.saved.vectors))
         return parts
 
-    def _copy_for(self, queries: int) -> Copy | None:
+    def _copy_for(self, queries: int) -> GrowableRows | None:
         """Return the copy for so many queries, and make what is missing; None without a copy."""
-        is_batch = queries > FEW_QUERIES and len(self) >= _COPIED_FROM and has_fast_bfloat16()
-        if self.stays_in_file or (self._in_host and not is_batch):
+        dtype = getattr(torch, self.dtype)
+        if self.device == "cpu" and dtype == torch.float32:
+            is_batch = queries > FEW_QUERIES and len(self) >= _COPIED_FROM
+            dtype = torch.bfloat16 if is_batch and has_fast_bfloat16() else None
+        if dtype is None or self.stays_in_file:
             return None
-        dtype = torch.bfloat16 if self._in_host else getattr(torch, self.dtype)
-        empty = torch.empty(0, self.dimension, dtype=dtype, device=self.device)
-        rows, error = self.copy or Copy(GrowableRows(empty), 0.0)
-        if len(rows) < len(self) // 2:
-            rows.reserve(len(self))
-        for start in range(len(rows), len(self), _COPIED):
+        like = torch.empty(0, self.dimension, dtype=dtype, device=self.device)
+        copy = self.copy or GrowableRows(len(self), like)
+        for start in range(len(copy), len(self), _COPIED):
             some = self.take(np.arange(start, min(start + _COPIED, len(self))))
             vectors = torch.from_numpy(some).to(self.device)
             rounded = vectors.to(dtype)
             distance = float((vectors - rounded.float()).norm(dim=1).max())
-            error = max(error, distance * (1 + 1e-4))  # more than float32 can err
-            rows = rows.append(rounded)
-        copy = Copy(rows, error)
+            copy = copy.append(rounded, distance * (1 + 1e-4))  # more than float32 can err
         object.__setattr__(self, "copy", copy)  # Any search may store it.
         return copy
 

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from rag_demo.exact_search.search import CPU, GPU, Products, Profile, Source, search
+from rag_demo.exact_search.search import Products, Source, products_on, scores_at_once, search
 from rag_demo.vectors import exact_scores
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+ON_CPU = torch.device("cpu")
 
 
-def wide_products(dtype: Any, device: Any) -> Products:
+def wide_products(device: Any, dtype: Any) -> Products:
     """Multiply as CUDA does: rounded vectors, float32 scores."""
     return Products(lambda q, v: torch.mm(q.float(), v.float().T), dtype)
 
 
-def narrow_products(dtype: Any, device: Any) -> Products:
+def narrow_products(device: Any, dtype: Any) -> Products:
     """Round the scores as well, as torch before 2.8 does."""
     unit = UNITS.get(dtype, 0.0)
     return Products(lambda q, v: torch.mm(q, v.T), dtype, unit * 1.01, 16 * unit)
 
 
-REHEARSED = replace(GPU, products=wide_products)
+class Profile(NamedTuple):
+    """How a device multiplies, how many scores at once, and whether it computes in float64."""
+
+    products: Any
+    at_once: int
+    has_float64: bool = False
+
+
+ON_GPU = scores_at_once(torch.device("cuda"), None)
 PROFILES = {
-    "cpu": CPU,
-    "cpu, little memory": replace(CPU, scores=1 << 14),
-    "gpu": REHEARSED,
-    "gpu, little memory": replace(REHEARSED, scores=1 << 14),
-    "no float64, narrow scores": replace(GPU, products=narrow_products),
+    "cpu": Profile(products_on, scores_at_once(ON_CPU, None)),
+    "cpu, little memory": Profile(products_on, scores_at_once(ON_CPU, 1)),
+    "gpu": Profile(wide_products, ON_GPU, has_float64=True),
+    "gpu, little memory": Profile(wide_products, 1 << 14, has_float64=True),
+    "no float64, narrow scores": Profile(narrow_products, ON_GPU),
 }
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -57,15 +66,15 @@ def source_of(vectors: Any, dtype: Any, allowed: Any, profile: Profile) -> Sourc
     true = torch.from_numpy(vectors)
     rounded = true.to(dtype)
     distance = float((true - rounded.float()).norm(dim=1).max()) * (1 + 1e-4)
-    is_resident = profile.products is wide_products and dtype == torch.float32
     return Source(
-        torch.device("cpu"),
-        dtype,
+        ON_CPU,
+        profile.products(ON_CPU, dtype),
+        profile.at_once,
         rounded.split,
         lambda rows: vectors.take(rows, axis=0),
         allowed,
         0.0 if dtype == torch.float32 else distance,
-        true if is_resident else None,
+        true if profile.has_float64 and dtype == torch.float32 else None,
     )
 
 
@@ -74,7 +83,7 @@ def assert_exact(vectors: Any, queries: Any, top_k: int, dtype: Any, profile: Pr
     """Assert that all rows that score as the k-th best or better are found, with their scores."""
     source = source_of(vectors, dtype, allowed, profile)
     available = len(vectors) if allowed is None else int(allowed.sum())
-    pairs = search(source, queries, min(top_k, available), profile)
+    pairs = search(source, queries, min(top_k, available))
     assert pairs.scores is not None
     assert (np.diff(pairs.query) >= 0).all()
     rows = np.arange(len(vectors)) if allowed is None else np.flatnonzero(allowed)
@@ -112,8 +121,8 @@ def test_answers_are_exact_around_the_edges_of_blocks(profile: str) -> None:
 def test_scores_do_not_depend_on_the_batch(profile: Profile) -> None:
     vectors, queries = vectors_of("duplicates", 1200, 65), vectors_of("random", 33, 65)
     source = source_of(vectors, torch.float32, None, profile)
-    together = search(source, queries, 10, profile)
-    alone = search(source, queries[7:8], 10, profile)
+    together = search(source, queries, 10)
+    alone = search(source, queries[7:8], 10)
     assert together.scores is not None
     assert alone.scores is not None
     its = together.query == 7
@@ -131,7 +140,7 @@ def test_many_ties_are_scored_again_a_few_times_only() -> None:
         taken.append(len(rows))
         return vectors[rows]
 
-    source = Source(torch.device("cpu"), torch.float32, torch.from_numpy(vectors).split, take)
-    found = search(source, vectors[:1], 5, replace(CPU, scores=512))
+    source = replace(source_of(vectors, torch.float32, None, PROFILES["cpu"]), take=take)
+    found = search(replace(source, at_once=512), vectors[:1], 5)
     assert np.array_equal(np.sort(found.row), np.arange(len(vectors)))
     assert sum(taken) < 4 * len(vectors)
