@@ -166,7 +166,7 @@ class EmbeddingModel(Resource):
             bound that is above `max_tokens`.
         """
         encoder, counts = self._loaded(), list[int]()
-        for rows in packed(range(len(texts)), lambda row: len(texts[row]), _COUNTED_CHARS):
+        for rows in packed(list(map(len, texts)), _COUNTED_CHARS):
             with self._turn(encoder):
                 found = encoder.count_tokens([_encodable(texts[row]) for row in rows], kind)
             if found is None:
@@ -290,7 +290,7 @@ class EmbeddingModel(Resource):
                 on_progress(len(rows))
 
         new, turn = [_encodable(texts[row]) for row in missing], partial(self._turn, encoder)
-        encode(encoder, new, kind, done, turn=turn, batch_size=self.batch_size)
+        encode(encoder, new, kind, done, turn, self.batch_size)
         log.debug("embedded %d texts", len(texts))
         return vectors
 
@@ -366,13 +366,13 @@ def load_encoder(
     with loading(f"the model {path!r}", device, hint):
         import torch
 
-        from rag_demo.encoding.bert_encoder import BertEncoder, UnsupportedModelError
+        from rag_demo.encoding.bert_encoder import BertEncoder
 
         options = device, getattr(torch, dtype), prompts
         if is_folder and not trust_remote_code:
             try:
                 return BertEncoder(Path(path), *options)
-            except UnsupportedModelError as why:
+            except (ValueError, OSError, KeyError) as why:
                 log.debug("%s is run by sentence-transformers: %s", path, why)
         if not is_folder:
             check_hub(path)

@@ -1,9 +1,11 @@
-"""Vectors: their types, normalisation, rounding, exact scores, and arrays of rows that grow."""
+"""Vectors: types, normalisation, rounding, exact scores, rows that grow, and work done ahead."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +69,18 @@ def shortened(vectors: Vectors, dimension: int) -> Vectors:
     first = vectors[:, :dimension]
     result: Vectors = first / np.linalg.norm(first, axis=1, keepdims=True)
     return result
+
+
+def ahead(compute: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """Yield a result for each item. Meanwhile, a thread computes the next one, and no further."""
+    remaining = iter(items)
+    results = [compute(item) for item in itertools.islice(remaining, 1)]
+    with ThreadPoolExecutor(1) as thread:  # A single item starts no thread.
+        for item in remaining:
+            coming = thread.submit(compute, item)
+            yield results.pop()
+            results.append(coming.result())
+    yield from results
 
 
 class Pairs(NamedTuple):

@@ -6,7 +6,6 @@ needs torch, tokenizers and safetensors. Tests compare it with sentence-transfor
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,22 +20,16 @@ from torch.nn import functional
 
 from rag_demo.encoding.encoder import Kind, limits_of, readable
 
-_SUPPORTED: dict[str, tuple[object, ...]] = {
-    "model_type": ("bert",),
-    "hidden_act": ("gelu",),
-    "is_decoder": (None, False),
-    "position_embedding_type": (None, "absolute"),
+_SUPPORTED = {
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "is_decoder": False,
+    "position_embedding_type": "absolute",
 }
-_POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-
-
-class UnsupportedModelError(Exception):
-    """`BertEncoder` cannot run the model; sentence-transformers can."""
-
-
+_MEAN = ("mean", "pooling_mode_mean_tokens")
+_CLS = ("cls", "pooling_mode_cls_token")
 _EVEN_ROWS = 16  # oneDNN compiles and keeps code for each number of rows: these multiples only.
 _FREED_BYTES = 31 << 20
-_CHEAPER = 6  # Padding costs less than tokens, because only attention covers it.
 _WORDS, _PLACES, _TYPES = (
     f"embeddings_{name}_embeddings_weight" for name in ("word", "position", "token_type")
 )
@@ -52,7 +45,8 @@ class BertEncoder(nn.Module):
         prompts: Prompts by kind that replace the model's own.
 
     Raises:
-        UnsupportedModelError: The model is not a BERT with mean or CLS pooling in safetensors.
+        ValueError, OSError, KeyError: It is something else, or lacks a file, a setting or a weight.
+            Try sentence-transformers.
     """
 
     def __init__(
@@ -62,25 +56,26 @@ class BertEncoder(nn.Module):
         modules = _json(folder / "modules.json")
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-            raise UnsupportedModelError(f"its modules are {', '.join(kinds)}")
+            raise ValueError(f"its modules are {', '.join(kinds)}")
         where = folder / modules[0]["path"]
         config = _json(where / "config.json")
-        for key, values in _SUPPORTED.items():
-            if config.get(key) not in values:
-                raise UnsupportedModelError(f"its {key} is {config.get(key)!r}")
-        self._pooling = _pooling(_json(folder / modules[1]["path"] / "config.json"))
+        for key, value in _SUPPORTED.items():
+            if config.get(key) not in (None, value):
+                raise ValueError(f"its {key} is {config[key]!r}")
+        pooling = _json(folder / modules[1]["path"] / "config.json")
+        chosen = [key for key, value in pooling.items() if key.startswith("pooling_") and value]
+        mode = pooling.get("pooling_mode") or ", ".join(chosen)
+        if mode not in (*_MEAN, *_CLS) or not pooling.get("include_prompt", True):
+            raise ValueError("its pooling is neither mean nor CLS")
+        self._is_mean = mode in _MEAN
         self._prompts = {**_own_prompts(folder), **prompts}
         self._heads = int(config["num_attention_heads"])
         self._layers = int(config["num_hidden_layers"])
         self._norm_eps = float(config.get("layer_norm_eps", 1e-12))
         self.dimension = int(config["hidden_size"])
         self.max_tokens = _max_tokens(where, int(config["max_position_embeddings"]))
-        limits = limits_of(device)
-        self.limits = dataclasses.replace(limits, padding=_CHEAPER * limits.padding)
-        for name in ("model.safetensors", "tokenizer.json"):
-            if not (where / name).is_file():
-                raise UnsupportedModelError(f"it has no {name}")
-        self._tokenizer = Tokenizer.from_file(str(where / "tokenizer.json"))
+        self.limits = limits_of(device)
+        self._tokenizer = Tokenizer.from_buffer((where / "tokenizer.json").read_bytes())
         self._tokenizer.enable_truncation(self.max_tokens)
         self._tokenizer.no_padding()
         for name, value in _weights(where / "model.safetensors", self._layers):
@@ -171,7 +166,7 @@ class BertEncoder(nn.Module):
             mixed = self._linear(inner, f"{own}_output_dense").add_(hidden)
             hidden = self._norm(mixed, f"{own}_output_LayerNorm")
         hidden = padded(hidden)
-        if self._pooling == "mean":
+        if self._is_mean:
             pooled = (hidden * real[..., None]).sum(dim=1) / real.sum(dim=1)[:, None]
         else:
             pooled = hidden[:, 0]
@@ -189,37 +184,24 @@ class BertEncoder(nn.Module):
 
 
 def _json(path: Path, default: Any = None) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        if default is not None and isinstance(error, FileNotFoundError):
-            return default
-        raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from None
-
-
-def _pooling(config: dict[str, Any]) -> str:
-    mode = config.get("pooling_mode")
-    if mode is None:
-        chosen = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
-        mode = _POOLING_KEYS.get(chosen[0]) if len(chosen) == 1 else None
-    if mode not in _POOLING_KEYS.values() or not config.get("include_prompt", True):
-        raise UnsupportedModelError("its pooling is neither mean nor CLS")
-    return str(mode)
+    if default is not None and not path.exists():
+        return default
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _own_prompts(folder: Path) -> dict[str, str]:
     config = _json(folder / "config_sentence_transformers.json", {})
     if config.get("default_prompt_name"):
-        raise UnsupportedModelError("it has a default prompt")
-    own = {name: prompt for name, prompt in (config.get("prompts") or {}).items() if prompt}
+        raise ValueError("it has a default prompt")
+    own = config.get("prompts") or {}
     document = own.get("document") or own.get("passage") or own.get("corpus")
-    return {"query": own.get("query", ""), "document": document or ""}
+    return {"query": own.get("query") or "", "document": document or ""}
 
 
 def _max_tokens(folder: Path, positions: int) -> int:
     own = _json(folder / "sentence_bert_config.json", {})
     if own.get("do_lower_case"):
-        raise UnsupportedModelError("its texts are lower-cased")
+        raise ValueError("its texts are lower-cased")
     of_tokenizer = _json(folder / "tokenizer_config.json", {}).get("model_max_length")
     return min(int(own.get("max_seq_length") or of_tokenizer or positions), positions)
 
@@ -227,14 +209,11 @@ def _max_tokens(folder: Path, positions: int) -> int:
 def _weights(path: Path, layers: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights that are used; one product makes queries, keys and values."""
     weights = {name.removeprefix("bert."): value for name, value in load_file(path).items()}
-    try:
-        for layer in range(layers):
-            own = f"encoder.layer.{layer}.attention"
-            for kind in ("weight", "bias"):
-                parts = [f"{own}.self.{part}.{kind}" for part in ("query", "key", "value")]
-                weights[f"{own}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
-    except KeyError as error:
-        raise UnsupportedModelError(f"its weights have no {error}") from None
+    for layer in range(layers):
+        own = f"encoder.layer.{layer}.attention"
+        for kind in ("weight", "bias"):
+            parts = [f"{own}.self.{part}.{kind}" for part in ("query", "key", "value")]
+            weights[f"{own}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
     for name, value in weights.items():
         if name.startswith(("embeddings.", "encoder.")):
             yield name, value

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rag_demo.errors import ModelError, check_device, required
-from rag_demo.vectors import Vectors
+import numpy as np
+
+from rag_demo.errors import ModelError, RagDemoError, check_device, required
+from rag_demo.vectors import Vectors, ahead
 from torch_utils import ReleasedError, find_batch_size
 
 Kind = Literal["query", "document"]
@@ -31,7 +32,7 @@ class Limits:
 
     Attributes:
         tokens: Tokens of a batch, with padding.
-        padding: How many of them may be padding.
+        padding: How many of them may be padding; smaller batches cost more than some padding.
         ahead: Batches of a thread that may be under way; a query waits for them.
         pinned: Whether inputs and results pass through pinned memory, without a wait.
     """
@@ -43,7 +44,7 @@ class Limits:
 
 
 # On a CPU, larger batches leave its caches. On a GPU, smaller ones take no less time.
-LIMITS = {"cpu": Limits(1 << 10, 40, 1), "cuda": Limits(1 << 14, 1 << 13, 2, pinned=True)}
+LIMITS = {"cpu": Limits(1 << 10, 240, 1), "cuda": Limits(1 << 14, 1 << 13, 2, pinned=True)}
 _OTHER_DEVICE = Limits(1 << 14, 1 << 13, 2)
 _WITHOUT_ATTENTION = Limits(1 << 16, 1 << 16, 1)  # Padding costs nothing.
 
@@ -101,8 +102,7 @@ def encode(
     texts: Sequence[str],
     kind: Kind,
     done: Callable[[list[int], Vectors], object],
-    *,
-    turn: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    turn: Callable[[], contextlib.AbstractContextManager[object]],
     batch_size: int | None = None,
 ) -> None:
     """Embed texts in batches of about equal length, the longest first.
@@ -121,24 +121,27 @@ def encode(
     import torch
 
     limits, under_way = encoder.limits, deque[tuple[list[int], Any, Any]]()
+    order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
 
-    def prepare(rows: list[int]) -> list[tuple[int, int, Any]]:
+    def prepare(places: Sequence[int]) -> list[tuple[int, int, Any]]:
+        rows = [order[place] for place in places]
         inputs = encoder.prepare([texts[row] for row in rows], kind)
         found = ((length, row, each) for row, (length, each) in zip(rows, inputs, strict=True))
         return sorted(found, key=lambda item: -item[0])
 
     @find_batch_size(starting_batch_size=limits.tokens)
-    def launch(tokens: int, waiting: list[tuple[int, int, Any]], start: int) -> int:
-        most = batch_size or tokens
-        count = _batch_count([item[0] for item in waiting[start : start + most]], limits, tokens)
-        _, rows, inputs = zip(*waiting[start : start + count], strict=True)
+    def launch(tokens: int, waiting: list[tuple[int, int, Any]]) -> int:
+        lengths, rows, inputs = zip(*waiting[: batch_size or tokens], strict=True)
+        sizes = np.arange(1, len(lengths) + 1) * lengths[0]  # The first one is the longest.
+        fits = (sizes <= tokens) & (sizes - np.cumsum(lengths) <= limits.padding)
+        count = max(1, int(fits.sum()))
         with turn():
-            vectors, event = encoder.launch(inputs, kind).float(), None
+            vectors, event = encoder.launch(inputs[:count], kind).float(), None
             if limits.pinned:
                 device, vectors = vectors.device, vectors.to("cpu", non_blocking=True)
                 event = torch.cuda.current_stream(device).record_event()
-        under_way.append((list(rows), vectors, event))
-        return start + count
+        under_way.append((list(rows[:count]), vectors, event))
+        return count
 
     def finish() -> None:
         rows, vectors, event = under_way.popleft()
@@ -146,49 +149,24 @@ def encode(
             event.synchronize()
         done(rows, vectors.cpu().numpy())
 
-    order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-    parts = list(packed(order, lambda row: _LEAST_CHARS + len(texts[row]), _PART_CHARS))
-    coming: Callable[[], list[tuple[int, int, Any]]] = list
-    with ThreadPoolExecutor(1) as thread:  # A single part starts no thread.
-        for number, part in enumerate(parts):
-            try:
-                waiting = coming() if number else prepare(part)
-            except ReleasedError:
-                with turn():  # It says that another thread has closed or unloaded the model.
-                    raise
-            if number + 1 < len(parts):
-                coming = thread.submit(prepare, parts[number + 1]).result
-            start = 0
-            while start < len(waiting):
-                start = launch(waiting, start)
+    parts = packed([_LEAST_CHARS + len(texts[row]) for row in order], _PART_CHARS)
+    try:
+        for waiting in ahead(prepare, parts):
+            while waiting:
+                waiting = waiting[launch(waiting) :]
                 if len(under_way) >= limits.ahead:
                     finish()
         while under_way:
             finish()
+    except ReleasedError:
+        with turn():  # It says that another thread has closed or unloaded the model.
+            raise
 
 
-def _batch_count(lengths: Sequence[int], limits: Limits, tokens: int) -> int:
-    """Return how many of the next texts, the longest first, make a batch; at least one."""
-    longest, padding = lengths[0], 0
-    for count, length in enumerate(lengths[1:], start=1):
-        padding += longest - length
-        if (count + 1) * longest > tokens or padding > limits.padding:
-            return count
-    return len(lengths)
-
-
-def packed(rows: Sequence[int], size: Callable[[int], int], budget: int) -> Iterator[list[int]]:
-    """Yield batches of rows with sizes of at most ``budget`` together, but at least one row."""
-    batch: list[int] = []
-    total = 0
-    for row in rows:
-        if batch and total + size(row) > budget:
-            yield batch
-            batch, total = [], 0
-        batch.append(row)
-        total += size(row)
-    if batch:
-        yield batch
+def packed(sizes: Sequence[int], budget: int) -> list[Any]:
+    """Split rows into runs whose sizes are about ``budget`` together, or a single row."""
+    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // budget)) + 1
+    return [run for run in np.split(np.arange(len(sizes)), ends) if len(run)]
 
 
 @contextlib.contextmanager
@@ -200,13 +178,10 @@ def loading(what: str, device: str, hint: str) -> Iterator[None]:
         device: torch's name of the device.
         hint: What to do if the files are the reason.
     """
-    try:
-        check_device(device)
-    except (TypeError, ValueError) as error:
-        raise ModelError(str(error)) from None
+    check_device(device)
     try:
         yield
-    except ModelError:
+    except RagDemoError:
         raise
     except Exception as error:
         # The libraries raise many types of errors for a damaged model.

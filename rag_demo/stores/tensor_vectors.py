@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from rag_demo.exact_search.search import (
 )
 from rag_demo.searching import Order
 from rag_demo.stores.index_folder import SavedIndex
-from rag_demo.vectors import GrowableRows, Mask, Pairs, Rows, Vectors
+from rag_demo.vectors import GrowableRows, Mask, Pairs, Rows, Vectors, ahead
 
 _FEW_ALLOWED, _FEW_OF = 1 << 12, 16  # rows, or one row in 16: these are gathered
 _COPIED_FROM = 1 << 11  # rows; fewer are searched in float32 as fast
@@ -189,13 +188,8 @@ class TensorVectors:
             read_into(start, buffer.numpy())
             return buffer
 
-        with ThreadPoolExecutor(1) as reader:
-            coming = reader.submit(read, 0)
-            for start in range(0, count, step):
-                vectors = coming.result().to(self.device)  # It waits, so the buffer is free again.
-                if start + step < count:
-                    coming = reader.submit(read, start + step)
-                yield vectors
+        for buffer in ahead(read, range(0, count, step)):
+            yield buffer.to(self.device)  # It waits, so the buffer is free again.
 
     @property
     def _in_memory(self) -> list[Any]:

@@ -148,7 +148,7 @@ def test_unsupported_model_runs_with_sentence_transformers(
     if "model_type" in changes:
         shutil.copy(folder / "config.json", target / "config.json")
         (target / "tokenizer.json").unlink()
-        reason = "it has no tokenizer.json"
+        reason = "tokenizer.json"
     texts = [*TEXTS[:3], *LONG]
     with caplog.at_level(logging.DEBUG, "rag_demo"):
         vectors = embed(target, texts)
