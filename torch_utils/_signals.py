@@ -11,10 +11,10 @@ from __future__ import annotations
 
 # `signal` itself would double the time that importing this package takes.
 import _signal as signal  # type: ignore[import-not-found]  # typeshed has no stub
+import os
 import sys
 from _signal import getsignal
 from _thread import get_ident
-from os import getpid
 from time import monotonic
 from weakref import WeakSet
 
@@ -33,16 +33,10 @@ _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, nam
 _HANDLERS: dict[int, Any] = {}  # the program's own, by signal
 _NOTED: list[int] = []
 _BLOCKS: WeakSet[DeferredSignals] = WeakSet()  # the block that has replaced handlers
-_PIDS = [0]  # the process that entered it
-
-
-def _is_stale() -> bool:
-    """Return whether no block of this process is open: one never ended, or there was a fork."""
-    return not _BLOCKS or getpid() != _PIDS[0]
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    if _is_stale():
+    if not _BLOCKS:  # The block never ended.
         _put_back()
         _NOTED.clear()
     elif number != signal.SIGINT or number not in _NOTED:
@@ -62,6 +56,11 @@ def _put_back() -> None:
     except BaseException:  # A restored handler raised; restore the others.
         _put_back()
         raise
+
+
+if hasattr(os, "register_at_fork"):  # A child has none of its parent's blocks and signals.
+    os.register_at_fork(after_in_child=_put_back)
+    os.register_at_fork(after_in_child=_NOTED.clear)
 
 
 def _call_handlers() -> None:
@@ -87,14 +86,12 @@ class DeferredSignals:
 
     def __enter__(self) -> None:
         threading = MODULES.get("threading")
-        if is_finalizing() or (threading and get_ident() != threading.main_thread().ident):
-            return
-        if not _is_stale():
+        is_elsewhere = threading and get_ident() != threading.main_thread().ident
+        if _BLOCKS or is_finalizing() or is_elsewhere:
             return
         try:
             _put_back()
             _NOTED.clear()
-            _PIDS[0] = getpid()
             # asyncio's own handler does nothing. To replace it would interrupt system calls from
             # then on, because `signal.signal` clears the flag SA_RESTART, which asyncio sets.
             of_loop = getattr(MODULES.get("asyncio.unix_events"), "_sighandler_noop", None)
@@ -118,7 +115,8 @@ class DeferredSignals:
         finally:
             if Phase.exiting:  # The program is ending already.
                 _NOTED.clear()
-            _call_handlers()
+            if _NOTED:
+                _call_handlers()
 
 
 class SignalExit:

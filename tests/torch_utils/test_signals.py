@@ -69,6 +69,20 @@ def test_signal_waits_for_a_running_cleanup(order: str) -> None:
     assert output.split() == " ".join(f"begin {n} end {n}" for n in order.split()).split()
 
 
+def test_child_forked_in_a_release_handles_signals_at_once() -> None:
+    program = """
+signal.signal(signal.SIGUSR1, lambda number, frame: print("handled", flush=True))
+def fork():
+    if os.fork() == 0:
+        kill(signal.SIGUSR1)
+        os._exit(0)
+    os.wait()
+R("parent", action=fork).close()
+"""
+    output = output_of(PRELUDE + program).splitlines()
+    assert output == ["begin parent", "handled", "end parent"]
+
+
 @pytest.mark.parametrize(("when", "error"), [("during", "KeyboardInterrupt"), ("after", "Stop")])
 def test_failing_release_loses_no_signal(when: str, error: str) -> None:
     program = """
