@@ -79,20 +79,15 @@ class Registry:
         """Register a new entry behind all others."""
         self._entries.pop(entry.key, None)  # Left by a destructor that did not call ours.
         self._entries[entry.key] = entry
-        if entry.pid != self._known_pid:
-            self._close_at_end_of_worker(entry.pid)
-
-    def _close_at_end_of_worker(self, pid: int) -> None:
-        """Close the resources of a multiprocessing child, which skips atexit before Python 3.13.
-
-        Multiprocessing runs its own finalizers. The negative priority makes this one run after the
-        child has joined its own children. A child of a fork server may not know yet that it is one.
-        """
-        process = modules.get("multiprocessing.process")
-        util = modules.get("multiprocessing.util")
-        if process is not None and util is not None and process.parent_process() is not None:
+        # A child of multiprocessing skips atexit before Python 3.13, but runs these finalizers:
+        # with a negative priority, after it has joined its own children. A child of a fork server
+        # may not know yet that it is one.
+        process: Any = modules.get("multiprocessing.process")
+        util: Any = modules.get("multiprocessing.util")
+        is_new = process is not None and util is not None and entry.pid != self._known_pid
+        if is_new and process.parent_process() is not None:
             util.Finalize(None, self.close_everything, exitpriority=-100)
-            self._known_pid = pid
+            self._known_pid = entry.pid
 
     def discard(self, entry: Entry) -> None:
         """Remove an entry, unless a newer one has taken its place."""

@@ -8,6 +8,7 @@ import weakref
 from _thread import get_ident
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, ClassVar, NoReturn, TypeVar
 from warnings import warn
 
@@ -76,7 +77,7 @@ class Resource:
         else:
             self = super().__new__(cls, *args, **kwargs)
         # `ray.remote` makes a subclass, and an instance of it whose `__init__` never runs.
-        if any(base.__module__ == "ray.actor" for base in cls.__mro__):
+        if "ray.actor" in map(attrgetter("__module__"), cls.__mro__):
             return self
         owner, at_exit = weakref.ref(self), cls.close_at_exit
         REGISTRY.add(Entry(id(self), cls.__name__, owner, cls._release, at_exit))

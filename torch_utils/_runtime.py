@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import builtins
 import sys
+from itertools import repeat
+from operator import sub
 
 # Modules that the package imports itself avoid `typing` and `collections.abc`, which take three
 # times as long to import as these modules.
@@ -195,7 +197,7 @@ def cuda_is_of_parent(torch: Any) -> bool:
 
 
 def private(torch: Any, name: str) -> Any | None:
-    """Return torch's attribute for one of the names in `FALLBACKS`, or None."""
+    """Return an attribute of torch, such as the private ones in `FALLBACKS`, or None."""
     for attribute in name.split("."):
         torch = getattr(torch, attribute, None)
     return torch
@@ -203,7 +205,7 @@ def private(torch: Any, name: str) -> Any | None:
 
 def reference_counts(things: list[Any]) -> list[int]:
     """Return the number of references to each object, without those of this list."""
-    return [sys.getrefcount(thing) - _OWN_REFERENCES for thing in things]
+    return list(map(sub, map(sys.getrefcount, things), repeat(_OWN_REFERENCES)))
 
 
 _OWN_REFERENCES = 0
