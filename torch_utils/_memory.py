@@ -82,17 +82,6 @@ class MemorySnapshot:
         return MemorySnapshot(difference(self.host, other.host), devices)
 
 
-def _host_memory() -> HostMemory:
-    try:
-        # statm has the counters of status in a tenth of the time. Its third field counts file
-        # pages and shared memory; see proc(5).
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  (no import of pathlib)
-            _, resident, shared = (int(word) * _PAGE_BYTES for word in file.read().split()[:3])
-        return HostMemory(resident, resident - shared, shared)
-    except (OSError, ValueError, NameError):  # NameError: late in shutdown `open` is gone.
-        return HostMemory()
-
-
 def query(question: Callable[[], Any], default: Any, what: str) -> Any:
     """Ask torch about devices; return the default if it raises."""
     try:
@@ -113,7 +102,8 @@ def devices_in_use(backend: str, torch: Any) -> list[int]:
     try:
         module = getattr(torch, backend)
         if backend == "mps":  # Metal's only device is in use if its allocator holds memory.
-            return [0] if _is_available(backend, torch) and module.driver_allocated_memory() else []
+            is_available = torch.backends.mps.is_available()
+            return [0] if is_available and module.driver_allocated_memory() else []
         if not module.is_initialized():
             return []
         has_context = private(torch, "_C._cuda_hasPrimaryContext") if backend == "cuda" else None
@@ -140,24 +130,28 @@ def _nvml() -> Any:
 
 
 def _cards(torch: Any) -> list[tuple[str, DeviceMemory]]:
-    """Return the names and the memory of CUDA's visible cards, without a context."""
-    if getattr(torch.version, "cuda", None) is None or _nvml() is None:
+    """Return the names and the memory of CUDA's visible cards, without a context. Never raises."""
+    cards: list[tuple[str, DeviceMemory]] = []
+    try:
+        if _nvml() is None:
+            return []
+        ctypes, nvml = sys.modules["ctypes"], _nvml()
+        of_visible = private(torch, "cuda._get_nvml_device_index")  # By CUDA_VISIBLE_DEVICES.
+        for index in range(torch.cuda.device_count()):
+            handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            sizes = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+            number = ctypes.c_uint(index if of_visible is None else of_visible(index))
+            if (
+                nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
+                or nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
+                or nvml.nvmlDeviceGetMemoryInfo(handle, sizes)
+            ):
+                return []
+            memory = DeviceMemory(0, 0, sizes[1], sizes[0])
+            cards.append((name.value.decode(errors="replace"), memory))
+    except Exception as error:  # As in `query`.
+        log(DEBUG, "NVML: the query failed: %r", error)
         return []
-    ctypes, nvml = sys.modules["ctypes"], _nvml()
-    of_visible = private(torch, "cuda._get_nvml_device_index")  # It reads CUDA_VISIBLE_DEVICES.
-    cards = []
-    for index in range(torch.cuda.device_count()):
-        handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-        sizes = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
-        number = ctypes.c_uint(index if of_visible is None else of_visible(index))
-        if (
-            nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
-            or nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
-            or nvml.nvmlDeviceGetMemoryInfo(handle, sizes)
-        ):
-            raise OSError(f"NVML does not describe cuda:{index}")
-        memory = DeviceMemory(0, 0, sizes[1], sizes[0])
-        cards.append((name.value.decode(errors="replace"), memory))
     return cards
 
 
@@ -186,13 +180,16 @@ def _device_memory() -> dict[str, DeviceMemory]:
     torch, found = loaded_torch(), {}
     if torch is None:
         return {}
+    for index, (_, memory) in enumerate(_cards(torch) if private(torch, "version.cuda") else ()):
+        found[f"cuda:{index}"] = memory
     for backend in BACKENDS:
         for index in devices_in_use(backend, torch):
             name = f"{backend}:{index}"
-            found[name] = query(functools.partial(_memory_of, backend, index, torch), None, name)
-    for index, (_, unused) in enumerate(query(lambda: _cards(torch), [], "NVML")):
-        found.setdefault(f"cuda:{index}", unused)
-    return {name: memory for name, memory in found.items() if memory is not None}
+            found.pop(name, None)
+            memory = query(functools.partial(_memory_of, backend, index, torch), None, name)
+            if memory is not None:
+                found[name] = memory
+    return found
 
 
 @early_bound
@@ -205,10 +202,15 @@ def memory_snapshot() -> MemorySnapshot:
     Returns:
         The memory in bytes. The host's numbers are 0 on systems other than Linux.
     """
-    try:
-        return MemorySnapshot(_host_memory(), {} if is_shutting_down() else _device_memory())
-    except TypeError:  # Late in shutdown the classes are None.
-        return MemorySnapshot()
+    host = HostMemory()
+    with suppress(OSError, ValueError):
+        # statm has the counters of status in a tenth of the time. Its third field counts file
+        # pages and shared memory; see proc(5).
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  (no import of pathlib)
+            resident, shared = map(int, file.read().split()[1:3])
+        rss_bytes, file_backed_bytes = resident * _PAGE_BYTES, shared * _PAGE_BYTES
+        host = HostMemory(rss_bytes, rss_bytes - file_backed_bytes, file_backed_bytes)
+    return MemorySnapshot(host, {} if is_shutting_down() else _device_memory())
 
 
 def _captures_graph(backend: str, torch: Any) -> bool:
@@ -479,8 +481,8 @@ def get_device_info() -> DeviceInfo:
         if in_use := devices_in_use(backend, torch):
             current = query(lambda: int(module.current_device()), in_use[0], "current_device")
             name = query(lambda: str(module.get_device_name(current)), backend, "device name")
-        elif backend == "cuda":
-            name = query(lambda: _cards(torch)[0][0], backend, "NVML")
+        elif private(torch, "version.cuda") and (cards := _cards(torch)):
+            name = cards[0][0]
     return DeviceInfo(
         cuda_available=is_cuda_available(),
         device_count=count,
