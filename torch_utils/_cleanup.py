@@ -8,15 +8,16 @@ import inspect
 import os
 from collections.abc import Callable
 from contextlib import AsyncContextDecorator, ContextDecorator, suppress
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch_utils._memory import query
 from torch_utils._oom import clear_exception_frames, is_out_of_memory
 from torch_utils._release.objects import kind_of, name_of, roots_of
 from torch_utils._release.run import Collect, Release
 from torch_utils._report import CleanupReport
-from torch_utils._resource import Resource, add_note, closes_on_error, takes_precedence
+from torch_utils._resource import Resource, add_note, takes_precedence
 from torch_utils._runtime import is_shutting_down, loaded_torch
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import CleanupError, TorchUtilsError, repr_of
@@ -26,48 +27,37 @@ F = TypeVar("F", bound=Callable[..., Any])
 Self = TypeVar("Self", bound="SafePyTorchCleanup")
 
 
-class _Step(NamedTuple):
-    """What the cleanup calls: a function, or the release of an object."""
-
-    name: str
-    function: Callable[[], Any]
-    thing: Any
-
-
+@dataclass(eq=False)
 class _Block(Resource):
-    """The steps of one ``with`` block's cleanup. Closing it runs them, the newest first."""
+    """The steps of one ``with`` block's cleanup. Closing it runs them, the newest first.
 
-    # None if `__init__` failed, for example at the recursion limit.
-    work: Release = None  # type: ignore[assignment]
+    Attributes:
+        steps: Names and functions.
+        flags: torch's global flags at the start of the block.
+        exception: The exception of the block.
+        is_open: Whether steps can be added.
+    """
 
-    @closes_on_error
-    def __init__(self, scope: SafePyTorchCleanup) -> None:
-        self.exception: BaseException | None = None  # the block's
-        self.report: CleanupReport | None = None
-        self.pid = os.getpid()
-        self._strict = scope._strict
-        self._flags = _read_flags() if scope._restores_flags else {}
-        self.work = Release(**scope._options)
-        self.steps = [self.release_step(thing) for thing in scope._resources]
-
-    def release_step(self, thing: Any) -> _Step:
-        """Return the step that releases an object."""
-        release = functools.partial(self.work.run, [thing], is_again=True)
-        return _Step(name_of(type(thing)), release, thing)
+    work: Release
+    steps: list[tuple[str, Callable[[], Any]]]
+    flags: dict[str, Any]
+    exception: BaseException | None = None
+    report: CleanupReport | None = None
+    pid: int = field(default_factory=os.getpid)
+    is_open: bool = True
 
     def _release(self) -> None:
         work = self.work
-        if work is None:
-            return
         work.start()
         while self.steps:
-            work.call(*self.steps.pop()[:2])  # A variable would keep the arguments alive.
+            work.call(*self.steps.pop())  # A variable would keep the arguments alive.
+        self.is_open = False
         exc = None if is_shutting_down() else self.exception
         if exc is not None and is_out_of_memory(exc):
             clear_exception_frames(exc)
             work.empties_all = work.collects_all = True  # for what the frames held
-        if self._flags:
-            _restore_flags(self._flags)
+        if self.flags:
+            _restore_flags(self.flags)
         self.report = work.finish()
 
     async def run_all(self) -> None:
@@ -77,7 +67,7 @@ class _Block(Resource):
             try:
                 with DeferredSignals():
                     self.work.start()
-                    result = self.work.call(*self.steps.pop()[:2], use=lambda result: result)
+                    result = self.work.call(*self.steps.pop(), awaits=True)
             except BaseException as interrupt:  # Raised by a signal's handler.
                 self.work.failed("a callback", interrupt)
             if not inspect.isawaitable(result):
@@ -90,9 +80,8 @@ class _Block(Resource):
                 # A step failed or was cancelled; the others run nevertheless.
                 self.work.failed("a callback", error)
 
-    def raise_errors(self) -> None:
+    def raise_errors(self, exc: BaseException | None, is_strict: bool) -> None:
         """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
-        exc, self.exception = self.exception, None
         errors = self.work.errors
         if exc is not None:
             for error in errors:
@@ -101,7 +90,7 @@ class _Block(Resource):
             if takes_precedence(error, exc):
                 raise error
         failures = [error for error in errors if isinstance(error, Exception)]
-        if failures and self._strict and exc is None:
+        if failures and is_strict and exc is None:
             steps = "a step" if len(failures) == 1 else f"{len(failures)} steps"
             raise CleanupError(f"{steps} of the cleanup failed", failures)
 
@@ -185,7 +174,8 @@ class SafePyTorchCleanup:
         if close is None:
             block = self._open_block()
             roots_of([obj], kind_of, "manage()")
-            block.steps.append(block.release_step(obj))
+            release = functools.partial(block.work.run, [obj], is_again=True)
+            block.steps.append((name_of(type(obj)), release))
         else:
             is_given = callable(close) and _needs_argument(close, obj)
             self.callback(close, *([obj] if is_given else []))
@@ -210,12 +200,17 @@ class SafePyTorchCleanup:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {fn!r}; pass it without calling it")
         name = getattr(fn, "__qualname__", repr(fn))
-        block.steps.append(_Step(name, functools.partial(fn, *args, **kwargs), None))
+        block.steps.append((name, functools.partial(fn, *args, **kwargs)))
         return fn
 
     def __enter__(self: Self) -> Self:
         with DeferredSignals():
-            block = _Block(self)
+            work = Release(**self._options)
+            steps: list[Any] = []
+            if self._resources:
+                release = functools.partial(work.run, self._resources[::-1], is_again=True)
+                steps.append(("the resources", release))
+            block = _Block(work, steps, _read_flags() if self._restores_flags else {})
             # One step, because two threads may enter the same scope.
             if vars(self).setdefault("_block", block) is block:
                 return self
@@ -226,33 +221,32 @@ class SafePyTorchCleanup:
 
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         block = self._block
-        if block is not None:
-            block.exception = exc
-            self._close(block)
+        if block is None:
+            return
+        block.exception = exc
+        try:
+            block.close()
+        except BaseException as interrupt:  # A signal was delivered at its end.
+            exc = interrupt
+            raise
+        finally:
+            self.report = block.report or self.report
+            vars(self).pop("_block", None)
+            block.exception = None
+            if block.work.errors:
+                block.raise_errors(exc, self._strict)
 
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
         block = self._block
-        if block is not None:
-            block.exception = exc
-            try:
-                if not isinstance(exc, GeneratorExit):  # The coroutine can no longer await.
-                    await block.run_all()
-            finally:
-                self._close(block)
-
-    def _close(self, block: _Block) -> None:
         try:
-            block.close()
-        except BaseException as interrupt:  # A signal was delivered at its end.
-            block.exception = interrupt
-            raise
+            # If the coroutine is being closed, it can no longer await.
+            if block is not None and not isinstance(exc, GeneratorExit):
+                await block.run_all()
         finally:
-            self.report = block.report or self.report
-            vars(self).pop("_block", None)
-            block.raise_errors()
+            self.__exit__(exc_type, exc, trace)
 
     def __call__(self, function: F) -> F:
         """Decorate a function or a coroutine function.
@@ -287,7 +281,7 @@ class SafePyTorchCleanup:
 
     def _open_block(self) -> _Block:
         block, name = self._block, type(self).__name__
-        if block is None or block.closed:
+        if block is None or not block.is_open:
             raise TorchUtilsError(f"this {name} is not open; use it inside its with block")
         if block.pid != os.getpid():
             raise TorchUtilsError(f"this {name} is of the parent process; open another one here")

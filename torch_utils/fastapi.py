@@ -129,9 +129,13 @@ class LifespanScope(SafePyTorchCleanup):
         super().__init__()
         self._deadline_s = deadline_s
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._lenders: list[ModelLender] = []
 
     def manage(self, obj: T, close: Callable[..., Any] | None = None) -> T:
-        return super().manage(obj, None if close is None else self._in_loop(close))
+        super().manage(obj, None if close is None else self._in_loop(close))
+        if isinstance(obj, ModelLender) and close is None:
+            self._lenders.append(obj)
+        return obj
 
     def callback(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:  # type: ignore[override]
         super().callback(self._in_loop(fn), *args, **kwargs)
@@ -158,9 +162,8 @@ class LifespanScope(SafePyTorchCleanup):
 
     async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
         ends = time.monotonic() + self._deadline_s
-        for step in self._block.steps if self._block is not None else ():
-            if isinstance(step.thing, ModelLender):
-                step.thing.closes_by = ends - self._deadline_s * (1 - _FOR_LEASES)
+        for lender in self._lenders:
+            lender.closes_by = ends - self._deadline_s * (1 - _FOR_LEASES)
         threads: list[int] = []
 
         def close() -> None:

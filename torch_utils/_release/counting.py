@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from traceback import walk_tb
 from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from weakref import ref
 
 from torch_utils._oom import clear_frame
 from torch_utils._release import objects
-from torch_utils._release.objects import Root, is_among, is_instance, name_of
+from torch_utils._release.objects import Root, is_instance, name_of
 from torch_utils._runtime import DEBUG, log, private, reference_counts, whole_torch
 
 
@@ -49,9 +50,7 @@ _INDICES = [f"{kind}_indices" for kind in ("", "crow", "col", "ccol", "row")]
 
 
 class _Arrays:
-    """The functions of torch.UntypedStorage that `Held` uses, for numpy arrays."""
-
-    _weak_ref = ref
+    """The functions of torch.UntypedStorage for weak references, for those to numpy arrays."""
 
     @staticmethod
     def _expired(weak: Any) -> bool:
@@ -74,6 +73,8 @@ class Held:
         key: The address of the C++ object; the id of an array.
         is_expected: Whether it should be freed. The parameters of an optimizer belong to others.
         part: The number of the part that stays whole and holds it, or None.
+        kind: The class with the functions for weak references to it.
+        weak: A weak reference to it.
     """
 
     what: str
@@ -82,18 +83,11 @@ class Held:
     key: int
     is_expected: bool
     part: int | None
-    _kind: Any
-    _weak: Any  # first the memory itself
-
-    def __post_init__(self) -> None:
-        self._weak = self._kind._weak_ref(self._weak)
-
-    def is_gone(self) -> bool:
-        """Return whether it was freed."""
-        return bool(self._kind._expired(self._weak))
+    kind: Any
+    weak: Any
 
     def __del__(self) -> None:
-        self._kind._free_weak_ref(self._weak)
+        self.kind._free_weak_ref(self.weak)
 
 
 class Part(NamedTuple):
@@ -126,6 +120,7 @@ class Inventory:
             not counted.
 
     Attributes:
+        freed: The bytes that were freed, by device, when `alive` was last called.
         parts: What may stay whole.
         met: How many references to a part were met, by its id, if there are several.
         is_partial: Whether there is memory whose size is unknown, such as packed weights.
@@ -136,14 +131,14 @@ class Inventory:
         torch: Any = whole_torch()
         self._torch = torch
         self._follows_functions = follows_functions
-        self._array = objects.array_class()
-        self._plain = () if torch is None else (torch.nn.Parameter, torch.Tensor)
+        plain = () if torch is None else (torch.nn.Parameter, torch.Tensor)
+        self._plain = frozenset(map(id, plain))
         self._counts_storages = private(torch, "UntypedStorage._weak_ref") is not None
         self._kinds: dict[int, tuple[int, type]] = {}
         self._held: dict[int, Held] = {}
-        self._freed = Counter[str]()
         self._looks_left = most_looks
         self._part: int | None = None  # what is being counted as a whole
+        self.freed = Counter[str]()
         self.parts: list[Part] = []
         self.met: Counter[int] = Counter()
         self.is_partial = self.has_graph = False
@@ -161,15 +156,12 @@ class Inventory:
         """Count what objects hold, as far as nothing else refers to it.
 
         A part is entered when all references to it were met on the way. What remains in the end is
-        counted part by part.
+        counted part by part. Call this inside `without_overrides`.
         """
-        with without_overrides(self._torch):
-            self._count(roots)
-
-    def _count(self, roots: list[Root]) -> None:
-        known = {id(root.thing) for root in roots}
+        known: set[int] = set()
         pending: list[_Visit] = []
         for root in roots:
+            known.add(id(root.thing))
             is_own = self.kind_of(type(root.thing)) != objects.TRAINING
             self._enter(_Visit(root.thing, root.name, root, is_own), pending)
         others: dict[int, _Visit] = {}
@@ -208,10 +200,10 @@ class Inventory:
                 # The visit refers to it as well.
                 if key in others and reference_counts([others[key].thing])[0] - 1 <= met[key]:
                     self._enter(others.pop(key), pending)
-        seen = known.union(key for key, visit in others.items() if visit.is_expected)
-        for visit in others.values():
-            if visit.is_expected:
-                self._count_whole(visit, seen)
+        rest = list(filter(attrgetter("is_expected"), others.values()))
+        known.update(map(id, map(attrgetter("thing"), rest)))
+        for visit in rest:
+            self._count_whole(visit, known)
 
     def _enter(self, visit: _Visit, pending: list[_Visit]) -> None:
         """Count a tensor or an array; add another object to those whose parts are examined."""
@@ -225,7 +217,7 @@ class Inventory:
             self._add_tensor(visit.thing, visit.name, visit.is_expected)
         if kind == objects.ARRAY:
             self._add_array(visit.thing, visit.name, visit.is_expected)
-        elif kind != objects.TENSOR or not is_among(type(visit.thing), self._plain):
+        elif kind != objects.TENSOR or id(type(visit.thing)) not in self._plain:
             pending.append(visit)
         else:
             # Reading ``__dict__`` would create it. Torch may hide what a tensor refers to.
@@ -276,19 +268,20 @@ class Inventory:
                 device = storage.device
                 if device.type != "meta" and storage.data_ptr():
                     what = (name, storage.nbytes(), name_of_device(device), storage._cdata)
-                    self._add(Held(*what, is_expected, self._part, torch.UntypedStorage, storage))
+                    weak = storage._weak_ref()
+                    self._add(Held(*what, is_expected, self._part, torch.UntypedStorage, weak))
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Fake and functional tensors have no real storage.
                 log(DEBUG, "%s: its storage cannot be counted: %r", name, error)
 
     def _add_array(self, array: Any, name: str, is_expected: bool) -> None:
         """Count a numpy array that owns its memory, or the one that an array is a view of."""
-        while is_instance(base := self._array.base.__get__(array), self._array):
+        kind = sys.modules["numpy"].ndarray
+        while is_instance(base := kind.base.__get__(array), kind):
             array = base
         if base is None:
-            nbytes = self._array.nbytes.__get__(array)
-            what = (name, nbytes, "host", id(array))
-            self._add(Held(*what, is_expected, self._part, _Arrays, array))
+            what = (name, kind.nbytes.__get__(array), "host", id(array))
+            self._add(Held(*what, is_expected, self._part, _Arrays, ref(array)))
 
     def _add(self, held: Held) -> None:
         known = self._held.get(held.key)
@@ -297,20 +290,17 @@ class Inventory:
 
     # Results
 
-    def freed_bytes(self) -> dict[str, int]:
-        """Return the bytes that were freed, by device."""
-        self.alive()
-        return dict(self._freed)
-
     def alive(self) -> list[Held]:
         """Return what should be freed but still exists, the largest first."""
+        alive = []
         for key in list(self._held):  # Pairs would set off garbage collections.
             held = self._held[key]
-            if held.is_gone():
-                self._freed[held.device] += held.nbytes
+            if held.kind._expired(held.weak):
+                self.freed[held.device] += held.nbytes
                 del self._held[key]
-        alive = [held for held in self._held.values() if held.is_expected]
-        return sorted(alive, key=lambda held: -held.nbytes)
+            elif held.is_expected:
+                alive.append(held)
+        return sorted(alive, key=attrgetter("nbytes"), reverse=True)
 
     def blocks(self) -> dict[Hashable, tuple[str, int]]:
         """Return the device and the bytes of each piece of memory that still exists, by its key."""
@@ -324,7 +314,8 @@ def inventory_of(thing: Any) -> Inventory:
     shared objects are not counted.
     """
     inventory = Inventory()
-    inventory.count([Root(thing, name_of(type(thing)))])
+    with without_overrides(whole_torch()):
+        inventory.count([Root(thing, name_of(type(thing)))])
     return inventory
 
 
@@ -463,9 +454,9 @@ def _what_is_alive(inventory: Inventory) -> tuple[list[Any], dict[int, set[int]]
         keys_of[id(part)].add(held.key)
     torch: Any = whole_torch()
     if without_object and torch is not None:
-        kinds = (torch.Tensor, torch.nn.Parameter)
+        kinds = [torch.Tensor, torch.nn.Parameter]
         for tensor in gc.get_referrers(*kinds):  # Objects refer to their class.
-            if is_among(type(tensor), kinds):
+            if id(type(tensor)) in map(id, kinds):
                 for storage in storages_of(torch, tensor):
                     if storage._cdata in without_object:
                         things.append(tensor)

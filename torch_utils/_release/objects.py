@@ -20,13 +20,13 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from gc import get_referents, is_tracked
-from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
 from torch_utils._runtime import cuda_is_of_parent, early_bound, private, whole_torch
 from torch_utils.errors import ReleasedAttributeError, ReleasedError
 
-_mro_of = type.__dict__["__mro__"].__get__
+bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+"""Return a class and its bases."""
 _module_of = type.__dict__["__module__"].__get__
 _name_of = type.__dict__["__name__"].__get__
 class_contents = type.__dict__["__dict__"].__get__
@@ -43,15 +43,11 @@ _NOT_ENTERED = (type, types.ModuleType, types.FrameType, types.TracebackType, ty
 _NOT_ENTERED_PACKAGES = frozenset(("logging", "threading", "_thread", "weakref", "_weakref"))
 _REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
 LONGEST_NAME = 200  # The names of deeply nested parts would fill the memory.
-_SHOWN_KEYS = (str, int, float, bool, bytes, type(None))
 # By the ids of classes, because a metaclass may define their hash and equality.
+_SHOWN_KEYS = frozenset(map(id, (str, int, float, bool, bytes, type(None))))
 _CONTAINERS = frozenset(map(id, (dict, OrderedDict, *_SEQUENCES)))
-
-
-def bases_of(kind: type) -> tuple[type, ...]:
-    """Return a class and its bases."""
-    bases: tuple[type, ...] = _mro_of(kind)
-    return bases
+# Classes that hold memory although the garbage collector does not track their objects.
+_UNTRACKED = frozenset(("ndarray", "ScriptObject"))
 
 
 def name_of(kind: type) -> str:
@@ -65,17 +61,9 @@ def module_of(kind: type) -> str:
     return name if type(name) is str else ""
 
 
-def is_among(one: object, many: Iterable[object]) -> bool:
-    """Return whether ``one`` is the same object as one of ``many``."""
-    for other in many:  # noqa: SIM110  (`any` and a generator take three times as long.)
-        if one is other:
-            return True
-    return False
-
-
 def is_instance(thing: Any, kind: type) -> bool:
     """Return what `isinstance` would, without reading the object's ``__class__``."""
-    return type(thing) is kind or is_among(kind, bases_of(type(thing)))
+    return type(thing) is kind or id(kind) in map(id, bases_of(type(thing)))
 
 
 def find_in_class(kind: type, name: str) -> Any:
@@ -92,42 +80,31 @@ def is_released(thing: object) -> bool:
     return "_is_tombstone" in class_contents(type(thing))
 
 
-def _untracked_classes() -> frozenset[int]:
-    """Return the ids of classes that hold memory although the collector does not track them."""
-    packed = getattr(getattr(sys.modules.get("torch"), "_C", None), "ScriptObject", None)
-    return frozenset((id(array_class()), id(packed)))
-
-
-def array_class() -> Any:
-    """Return numpy's class of arrays, or None."""
-    return getattr(sys.modules.get("numpy"), "ndarray", None)
-
-
 # Attributes
 
 
-def dictionary_slot(kind: type) -> Any:
-    """Return the descriptor of a class's ``__dict__``, which properties cannot replace, or None."""
-    for base in bases_of(kind):
-        own = class_contents(base).get("__dict__")
+def layout_of(kind: type) -> tuple[Any, list[types.MemberDescriptorType]]:
+    """Return the descriptor of a class's ``__dict__``, or None, and those of its slots.
+
+    Properties of the program cannot replace them.
+    """
+    dictionary, slots = None, []
+    for contents in map(class_contents, bases_of(kind)):
+        own = contents.get("__dict__")
         # Some C classes have a slot.
-        if is_among(type(own), (types.GetSetDescriptorType, types.MemberDescriptorType)):
-            return own
-    return None
-
-
-def slots_of(kind: type) -> list[types.MemberDescriptorType]:
-    """Return the slots that a class and its bases declare."""
-    declaring = [c for c in map(class_contents, bases_of(kind)) if "__slots__" in c]
-    values = [value for contents in declaring for value in contents.values()]
-    return [value for value in values if type(value) is types.MemberDescriptorType]
+        if type(own) is types.GetSetDescriptorType or type(own) is types.MemberDescriptorType:
+            dictionary = dictionary or own
+        for value in contents.values() if "__slots__" in contents else ():
+            if type(value) is types.MemberDescriptorType:
+                slots.append(value)
+    return dictionary, slots
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:
     """Return the attributes in an instance's dictionary and slots."""
-    own = dictionary_slot(type(thing))
-    found: dict[str, Any] = {} if own is None else dict(own.__get__(thing))
-    for slot in slots_of(type(thing)):
+    dictionary, slots = layout_of(type(thing))
+    found: dict[str, Any] = {} if dictionary is None else dict(dictionary.__get__(thing))
+    for slot in slots:
         with suppress(AttributeError):  # The slot is empty.
             found[slot.__name__] = slot.__get__(thing)
     return found
@@ -136,35 +113,30 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 # Parts
 
 
-def items_of(thing: Any) -> Iterator[tuple[Any, str]] | None:
-    """Return what stands in a list, tuple, set, deque or dictionary, with labels such as "[0]".
+def items_of(thing: Any) -> Iterator[tuple[Any, str]]:
+    """Yield what stands in a list, tuple, set, deque or dictionary, with labels such as "[0]".
 
     Of a dictionary these are the values, and the keys that are objects. What cannot lead to memory
-    is left out; see `_leads_on`. None for other objects.
+    is left out; see `_leads_on`.
     """
-    holders = _untracked_classes()
-    if is_instance(thing, dict):
-        if dict.__contains__(thing, "__builtins__"):  # Globals lead to everything.
-            return iter(())
-        keys, pairs = _keys_and_pairs(thing)
-        values = ((v, f"[{_shown(key)}]") for key, v in pairs if _leads_on(v, holders))
-        return chain(values, ((key, ".keys()") for key in keys if is_tracked(key)))
+    # Copies, because others may change it. A list of pairs would set off garbage collections.
+    bases = set(map(id, bases_of(type(thing))))
     for kind in _SEQUENCES:
-        if is_instance(thing, kind):
+        if id(kind) in bases:
             iterate: Callable[[Any], Iterator[Any]] = kind.__iter__
-            items = enumerate(list(iterate(thing)))
-            return ((item, f"[{n}]") for n, item in items if _leads_on(item, holders))
-    return None
-
-
-def _keys_and_pairs(thing: Any) -> tuple[list[Any], Iterable[tuple[Any, Any]]]:
-    """Return copies; a list of pairs would set off garbage collections."""
-    keys = list(dict.keys(thing))
-    return keys, zip(keys, list(dict.values(thing)), strict=False)
-
-
-def _shown(key: Any) -> str:
-    return repr(key) if is_among(type(key), _SHOWN_KEYS) else f"<{name_of(type(key))}>"
+            for number, item in enumerate(list(iterate(thing))):
+                if _leads_on(item):
+                    yield item, f"[{number}]"
+    # The globals of a module lead to everything.
+    if id(dict) in bases and not dict.__contains__(thing, "__builtins__"):
+        keys = list(dict.keys(thing))
+        for key, value in zip(keys, list(dict.values(thing)), strict=False):
+            if _leads_on(value):
+                is_shown = id(type(key)) in _SHOWN_KEYS
+                yield value, f"[{key!r}]" if is_shown else f"[<{name_of(type(key))}>]"
+        for key in keys:
+            if is_tracked(key):
+                yield key, ".keys()"
 
 
 def parts_of(thing: Any) -> Iterator[tuple[Any, str]]:
@@ -172,36 +144,39 @@ def parts_of(thing: Any) -> Iterator[tuple[Any, str]]:
 
     A part is yielded once for each reference.
     """
-    holders, kind = _untracked_classes(), type(thing)
-    items = items_of(thing)
+    kind = type(thing)
     attributes = {} if id(kind) in _CONTAINERS else attributes_of(thing)
     inner: Iterable[Any] = ()
-    if kind is types.FunctionType:  # Not its globals, which lead to everything.
+    if not _CONTAINERS.isdisjoint(map(id, bases_of(kind))):
+        yield from items_of(thing)
+    elif kind is types.FunctionType:  # Not its globals, which lead to everything.
         inner = (*(thing.__closure__ or ()), thing.__defaults__, thing.__kwdefaults__)
-    elif items is None and not attributes:
+    elif not attributes:
         inner = get_referents(thing)
-    yield from items or ((part, "") for part in inner if _leads_on(part, holders))
+    for part in inner:
+        if _leads_on(part):
+            yield part, ""
     for name, part in attributes.items():
-        if type(name) is not str or not _leads_on(part, holders):
+        if type(name) is not str or not _leads_on(part):
             continue
-        if name in _REGISTRIES and is_instance(part, dict):
-            for key, child in _keys_and_pairs(part)[1]:
+        if name in _REGISTRIES and (type(part) is dict or type(part) is OrderedDict):
+            for key, child in zip(list(dict.keys(part)), list(dict.values(part)), strict=False):
                 yield child, f".{key}" if type(key) is str else ""
         else:
             yield part, f".{name}"
 
 
-def _leads_on(part: Any, holders: frozenset[int]) -> bool:
+def _leads_on(part: Any) -> bool:
     """Return whether an object may lead to memory.
 
     What the garbage collector does not track, such as a string, holds no tensor; to ask it is much
-    faster than to look. ``holders`` has the exceptions.
+    faster than to look.
     """
     kind = type(part)
     if id(kind) not in _CONTAINERS:
-        return is_tracked(part) or id(kind) in holders
+        return is_tracked(part) or _name_of(kind) in _UNTRACKED
     inner = get_referents(part)  # One step in C, however many strings and numbers there are.
-    return any(map(is_tracked, inner)) or not holders.isdisjoint(map(id, map(type, inner)))
+    return any(map(is_tracked, inner)) or not _UNTRACKED.isdisjoint(map(_name_of, map(type, inner)))
 
 
 # What counts
@@ -216,25 +191,23 @@ _TRAINING = frozenset(
 
 def kind_of(kind: type, follows_functions: bool = True) -> int:
     """Return how objects of a class are counted."""
-    torch, bases = whole_torch(), bases_of(kind)
+    torch, bases = whole_torch(), set(map(id, bases_of(kind)))
     if name_of(kind) in ("ScriptObject", "RecursiveScriptModule"):  # Weights in C++.
         return PACKED
-    if torch is not None and is_among(torch.Tensor, bases):
+    if torch is not None and id(torch.Tensor) in bases:
         return TENSOR
-    if torch is not None and is_among(torch.nn.Module, bases):
+    if torch is not None and id(torch.nn.Module) in bases:
         return MODULE
-    if is_among(array_class(), bases):
-        return ARRAY
-    for base in bases:
-        is_known = module_of(base).startswith(("torch.", "accelerate."))
-        if is_known and name_of(base) in _TRAINING:
+    is_entered = "_is_tombstone" not in class_contents(kind)
+    for base in bases_of(kind):
+        package, name = module_of(base).partition(".")[0], name_of(base)
+        if package == "numpy" and name == "ndarray":
+            return ARRAY
+        if package in ("torch", "accelerate") and name in _TRAINING:
             return TRAINING
+        is_entered = is_entered and package not in _NOT_ENTERED_PACKAGES
     not_entered = _NOT_ENTERED if follows_functions else (*_NOT_ENTERED, *_FUNCTIONS)
-    is_released = "_is_tombstone" in class_contents(kind)
-    if is_released or any(is_among(base, bases) for base in not_entered):
-        return SKIPPED
-    packages = {module_of(base).partition(".")[0] for base in bases}
-    return OTHER if packages.isdisjoint(_NOT_ENTERED_PACKAGES) else SKIPPED
+    return OTHER if is_entered and bases.isdisjoint(map(id, not_entered)) else SKIPPED
 
 
 # What a release empties
@@ -246,15 +219,19 @@ class Root:
 
     Attributes:
         is_passed: Whether by itself.
-        close: What closes it, if anything does.
+        has_close: Whether it has a method ``close``, or a function in an attribute of this name.
         is_found: Whether it holds memory: a tensor, a module, an array, packed weights.
     """
 
     thing: Any
     name: str
     is_passed: bool = True
-    close: Callable[[], Any] | None = None
+    has_close: bool = False
     is_found: bool = False
+
+    def close(self) -> Any:
+        """Call the object's ``close()``."""
+        return self.thing.close()
 
 
 OTHERS = "Pass its models or tensors, or give it a close() method"
@@ -278,7 +255,7 @@ def roots_of(
     """
     roots: dict[int, Root] = {}
     seen: set[int] = set()
-    passed: Iterator[tuple[Any, str]] = ((one, name_of(type(one))) for one in objects)
+    passed: Iterator[tuple[Any, str]] = zip(objects, map(name_of, map(type, objects)), strict=True)
     levels = [("", passed)]
     while levels:
         prefix, items = levels[-1]
@@ -290,32 +267,25 @@ def roots_of(
         seen.add(id(thing))
         name, is_passed = f"{prefix}{label}"[:LONGEST_NAME], len(levels) == 1
         kind = kind_of(type(thing))
-        inner = None if kind == TENSOR else items_of(thing)
-        close = None if kind == TENSOR else _closer_of(thing)
-        if inner is not None:
-            levels.append((name, inner))
-            if close is None and not attributes_of(thing):
-                continue
-            is_passed = False
-        advice = _refusal(thing, kind, close)
+        has_close = False
+        if kind != TENSOR:
+            attributes, method = attributes_of(thing), find_in_class(type(thing), "close")
+            has_close = callable(attributes.get("close")) or callable(method)
+            if not _CONTAINERS.isdisjoint(map(id, bases_of(type(thing)))):
+                levels.append((name, items_of(thing)))
+                if not has_close and not attributes:
+                    continue
+                is_passed = False
+        advice = "" if kind in (MODULE, TRAINING, PACKED) else _refusal(thing, kind, has_close)
         if not advice:
             name = name if kind == TENSOR else name_of(type(thing))
-            roots[id(thing)] = Root(thing, name, is_passed, close)
+            roots[id(thing)] = Root(thing, name, is_passed, has_close)
         elif is_passed:
             raise unsupported(thing, advice, caller)
     return list(roots.values())
 
 
-def _closer_of(thing: Any) -> Callable[[], Any] | None:
-    """Return what closes an object: its method, or a function in its attribute ``close``."""
-    close = attributes_of(thing).get("close")
-    if callable(close):
-        return close  # type: ignore[no-any-return]
-    is_method = callable(find_in_class(type(thing), "close"))
-    return (lambda: thing.close()) if is_method else None
-
-
-def _refusal(thing: Any, kind: int, close: Callable[[], Any] | None) -> str:
+def _refusal(thing: Any, kind: int, has_close: bool) -> str:
     """Return why an object can never be released, and what to pass instead; "" if it may be.
 
     An object with attributes may be: it may load its model later.
@@ -327,16 +297,15 @@ def _refusal(thing: Any, kind: int, close: Callable[[], Any] | None) -> str:
         return "The last reference to an array keeps its memory: use `del`"
     bases = bases_of(type(thing))
     for classes, advice in _ADVICE:
-        if any(is_among(base, bases) for base in classes):
+        if not set(map(id, bases)).isdisjoint(map(id, classes)):
             return advice
     if any(module_of(base).partition(".")[0] == "faiss" for base in bases):
         return "Call the reset() of the faiss index, and delete the variables that refer to it"
     if any(thing is getattr(sys, name, None) for name in _STREAMS):
         return "The program uses this stream"
-    if close is None and find_in_class(type(thing), "__next__") is not None:
+    if not has_close and find_in_class(type(thing), "__next__") is not None:
         return _ONCE
-    has_attributes = slots_of(type(thing)) or dictionary_slot(type(thing)) is not None
-    is_able = kind in MEMORY or close is not None or has_attributes
+    is_able = has_close or layout_of(type(thing)) != (None, [])
     return "" if is_able and kind != SKIPPED else OTHERS
 
 
@@ -391,7 +360,7 @@ def empty_tensor(tensor: Any, name: str, trash: list[Any]) -> None:
         raise RuntimeError(f"this {name} was left whole, because {reason}; use `del`") from None
     trash.append(other)
     base._backward_hooks.__set__(tensor, None)
-    if contents := dictionary_slot(type(tensor)).__get__(tensor):
+    if contents := layout_of(type(tensor))[0].__get__(tensor):
         trash.append(dict(contents))
         contents.clear()
     _empty_slots(tensor, type(tensor), trash)
@@ -537,7 +506,7 @@ def bury(thing: Any, name: str, place: str, trash: list[Any]) -> None:
     of the program. An object without a dictionary, or whose class cannot be changed, is only
     emptied: Python's own AttributeError then says what is missing.
     """
-    own = dictionary_slot(type(thing))
+    own, _ = layout_of(type(thing))
     if own is None:
         _empty_slots(thing, type(thing), trash)
         return
@@ -550,7 +519,7 @@ def bury(thing: Any, name: str, place: str, trash: list[Any]) -> None:
         _empty_slots(thing, record.kind, trash)
     if len(contents) > 1:
         # A new dictionary first, for a thread that reads the name meanwhile.
-        dictionary_slot(type(thing)).__set__(thing, {_KEY: record})
+        layout_of(type(thing))[0].__set__(thing, {_KEY: record})
         for key in list(contents):  # Another thread may use the old one.
             if key is not _KEY:
                 trash.append(contents.pop(key, None))
@@ -579,7 +548,7 @@ def _tombstone_of(base: type) -> type:
 
 
 def _empty_slots(thing: Any, kind: type, trash: list[Any]) -> None:
-    for slot in slots_of(kind):
+    for slot in layout_of(kind)[1]:
         try:
             trash.append(slot.__get__(thing))
             slot.__delete__(thing)

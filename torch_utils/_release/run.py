@@ -24,6 +24,7 @@ from torch_utils._oom import clear_exception_frames
 from torch_utils._registry import QUIET_THREADS, ensure_ran
 from torch_utils._release import objects
 from torch_utils._release.counting import (
+    Held,
     Holders,
     Inventory,
     clear_ended_frames,
@@ -71,7 +72,6 @@ class Release:
         self.errors: list[BaseException] = []
         self.empties_all = self.collects_all = self._has_called = False
         self._place = _place_of_caller()
-        self.inventory = Inventory()
 
     def start(self) -> None:
         """Measure the memory, unless this has started.
@@ -79,12 +79,12 @@ class Release:
         A release that begins inside another one of this thread, such as in a ``close()``, counts as
         a part of it: both count the same memory, and the outer one collects garbage and trims.
         """
-        if not hasattr(self, "_before"):
+        if not hasattr(self, "_before"):  # Not in `__init__`: torch may be imported later.
             self._outer: Release | None = getattr(_UNDER_WAY, "release", None)
             self._started = time.perf_counter()
-            # Not in `__init__`: a scope may start before torch is imported.
             self.inventory = Inventory() if self._outer is None else self._outer.inventory
-            self._freed_before = self.inventory.freed_bytes()
+            self.inventory.alive()
+            self._freed_before = dict(self.inventory.freed)
             self._before = _memory.memory_snapshot()
 
     def run(self, things: Sequence[Any], *, is_again: bool = False) -> None:
@@ -109,11 +109,23 @@ class Release:
         try:
             with _LOCK, without_overrides(whole_torch()):
                 roots = self._examine(things, is_again)
-                _CLOSING.update((id(root.thing), root.thing) for root in roots)
+                for root in roots:
+                    _CLOSING[id(root.thing)] = root.thing
             for root in roots:
-                self._close(root)
+                destructor = objects.find_in_class(type(root.thing), "__del__")
+                if root.has_close or destructor is not None:
+                    self._close(root, destructor)
             with _LOCK, without_overrides(whole_torch()):
-                self._empty(roots, trash)
+                for root in roots:
+                    if not root.is_found or is_released(root.thing):
+                        continue
+                    try:
+                        if self.inventory.kind_of(type(root.thing)) == objects.TENSOR:
+                            objects.empty_tensor(root.thing, root.name, trash)
+                        else:
+                            objects.bury(root.thing, f"this {root.name}", self._place, trash)
+                    except BaseException as error:  # As in `call`.
+                        self.failed(root.name, error)
         finally:
             for root in roots:
                 _CLOSING.pop(id(root.thing), None)
@@ -124,51 +136,63 @@ class Release:
     def _close_at_exit(self, things: Sequence[Any]) -> None:
         """Call ``close()`` only. The lock is not needed, and a thread that has it may hang."""
         for root in objects.roots_of(things, self.inventory.kind_of):
-            if root.close is not None and id(root.thing) not in _CLOSING:
+            if root.has_close and id(root.thing) not in _CLOSING:
                 _CLOSING[id(root.thing)] = root.thing
                 self.call(f"{name_of(type(root.thing))}.close()", root.close)
 
     def _examine(self, things: Sequence[Any], is_again: bool) -> list[Root]:
         """Count the memory of objects, and return those to close or to empty."""
-        found = objects.roots_of(things, self.inventory.kind_of)
-        roots = [root for root in found if id(root.thing) not in _CLOSING]
+        roots = []
+        for root in objects.roots_of(things, self.inventory.kind_of):
+            if id(root.thing) not in _CLOSING:
+                roots.append(root)
         try:
             self.inventory.count(roots)
         except Exception as error:  # Any object of the program is read.
             self.failed("the objects", error)
             return roots
+        chosen = []
         for root in roots:
-            if root.is_passed and not (is_again or root.is_found or root.close):
+            if root.is_found or root.has_close:
+                chosen.append(root)
+            elif root.is_passed and not is_again:
                 raise objects.unsupported(root.thing, objects.OTHERS)
-        return [root for root in roots if root.is_found or root.close]
+        return chosen
 
-    def _close(self, root: Root) -> None:
+    def _close(self, root: Root, destructor: Any) -> None:
         """Run what an object itself does at its end, while it is whole."""
         name = name_of(type(root.thing))
-        if root.close is not None:
+        if root.has_close:
             self._has_called = True
             self.call(f"{name}.close()", root.close)
             # If it holds nothing now, it stays what it is.
             closed = Root(root.thing, root.name)
-            self.call(root.name, partial(Inventory(follows_functions=False).count, [closed]))
+            with _LOCK, without_overrides(whole_torch()):
+                self.call(root.name, partial(Inventory(follows_functions=False).count, [closed]))
             root.is_found = closed.is_found
-        destructor = objects.find_in_class(type(root.thing), "__del__")
         if destructor is not None and root.is_found:
-            if objects.dictionary_slot(type(root.thing)) is None:
+            if objects.layout_of(type(root.thing))[0] is None:
                 root.is_found = False  # Python will call it, on the whole object.
             elif not is_released(root.thing):
                 self._has_called = True
                 self.call(f"{name}.__del__()", partial(destructor, root.thing))
 
-    def call(self, name: str, function: Any, use: Any = ensure_ran) -> Any:
-        """Call a function of the program; return what ``use`` returns for its result.
+    def call(self, name: str, function: Any, *, awaits: bool = False) -> Any:
+        """Call a function of the program; return its result.
 
         Each step runs, whatever the others raise. What is not an Exception is raised at the end.
+
+        Args:
+            name: What is logged if it fails.
+            function: The function.
+            awaits: Whether the caller awaits the result. If not, the function may not be one that
+                returns a coroutine or a generator.
         """
         outer = getattr(_UNDER_WAY, "release", None)
         _UNDER_WAY.release = self
         try:
-            return use(function())
+            result = function()
+            return result if awaits else ensure_ran(result)
         except BaseException as error:
             # As said above. The error keeps this frame, and with it the function's arguments.
             del function
@@ -176,18 +200,6 @@ class Release:
             return None
         finally:
             _UNDER_WAY.release = outer
-
-    def _empty(self, roots: list[Root], trash: list[Any]) -> None:
-        for root in roots:
-            try:
-                if not root.is_found or is_released(root.thing):
-                    continue
-                if self.inventory.kind_of(type(root.thing)) == objects.TENSOR:
-                    objects.empty_tensor(root.thing, root.name, trash)
-                else:
-                    objects.bury(root.thing, f"this {root.name}", self._place, trash)
-            except BaseException as error:  # As in `call`.
-                self.failed(root.name, error)
 
     def failed(self, name: str, error: BaseException) -> None:
         """Record the exception of one step, and log it once."""
@@ -207,10 +219,24 @@ class Release:
                 duration_s=time.perf_counter() - self._started,
                 skipped="the program is ending, and the system takes the memory back",
             )
-        if self._outer is not None and not self.thorough and self.collect != "full":
-            return self._report({})
-        report = self._report(self._give_back())
-        if LISTENERS and self._outer is None:
+        is_outermost, holders = self._outer is None, {}
+        if is_outermost or self.thorough or self.collect == "full":
+            holders = self._give_back()
+        alive = self.inventory.alive()
+        still_held = self._still_held(alive, holders) if alive else ()
+        freed = self.inventory.freed.copy()
+        freed.subtract(self._freed_before)
+        for held in still_held:
+            freed[held.device] += 0  # It is named, even if nothing of it was freed.
+        report = CleanupReport(
+            freed_bytes=dict(freed),
+            still_held=still_held,
+            errors=tuple(self.errors),
+            duration_s=time.perf_counter() - self._started,
+            before=self._before,
+            after=_memory.memory_snapshot(),
+        )
+        if LISTENERS and is_outermost:
             notify("release", report=report)
         return report
 
@@ -219,14 +245,14 @@ class Release:
             _memory.clear_caches_of_torch()
         torch: Any = whole_torch()
         if torch is not None:  # In this thread it keeps copies of weights.
-            _memory.query(torch.clear_autocast_cache, None, "autocast's cache")
+            self.call("autocast's cache", torch.clear_autocast_cache)
         holders = self._collect_garbage()
         # Weights that were mapped from a file count too: the heap has what the model computed.
-        freed_bytes = self.inventory.freed_bytes()
+        freed = self.inventory.freed
         is_all = self.empties_all or self.thorough or self.collect == "full"
-        if self.empty_cache and (is_all or freed_bytes.keys() - {"host"}):
+        if self.empty_cache and (is_all or freed.keys() - {"host"}):
             _memory.empty_caches()
-        is_large = freed_bytes.get("host", 0) >= LEAST_BYTES
+        is_large = freed["host"] >= LEAST_BYTES
         if self.trim_host and (is_all or is_large or self.inventory.is_partial or self._has_called):
             _memory.trim_host()
         return holders
@@ -249,38 +275,27 @@ class Release:
         if inventory.alive() and self.collect in ("auto", "full"):
             clear_ended_frames(inventory)
         holders = find_holders(inventory) if inventory.alive() else {}
-        # Of what a variable holds, a garbage collection frees nothing.
-        unexplained = [
-            held.nbytes
-            for held in inventory.alive()
-            if not any(" variable " in holder for holder in holders.get(held.key, ()))
-        ]
-        if is_auto and (inventory.is_partial or sum(unexplained) >= LEAST_BYTES):
+        unexplained_bytes = 0
+        for held in inventory.alive():
+            # Of what a variable holds, a garbage collection frees nothing.
+            if not any(" variable " in holder for holder in holders.get(held.key, ())):
+                unexplained_bytes += held.nbytes
+        if is_auto and (inventory.is_partial or unexplained_bytes >= LEAST_BYTES):
             gc.collect()
             holders = find_holders(inventory) if inventory.alive() else {}
         return holders
 
-    def _report(self, holders: Holders) -> CleanupReport:
+    def _still_held(self, alive: list[Held], holders: Holders) -> tuple[StillHeld, ...]:
+        """Describe memory that is alive, the largest first; what stays whole as a whole."""
         held: dict[tuple[int | None, int, str], StillHeld] = {}
-        for one in self.inventory.alive():
-            # What stays whole is named as a whole.
+        for one in alive:
             name = one.what if one.part is None else self.inventory.parts[one.part].name
             key = (one.part, one.key if one.part is None else 0, one.device)
             nbytes = one.nbytes + (held[key].nbytes if key in held else 0)
             names = dict.fromkeys(holders.get(one.key, ()))
             variables_first = tuple(sorted(names, key=lambda name: not is_variable(name)))
             held[key] = StillHeld(name, nbytes, one.device, variables_first)
-        freed = {one.device: 0 for one in held.values()} | self.inventory.freed_bytes()
-        for device, nbytes in self._freed_before.items():
-            freed[device] -= nbytes
-        return CleanupReport(
-            freed_bytes=freed,
-            still_held=tuple(sorted(held.values(), key=lambda one: -one.nbytes)),
-            errors=tuple(self.errors),
-            duration_s=time.perf_counter() - self._started,
-            before=self._before,
-            after=_memory.memory_snapshot(),
-        )
+        return tuple(sorted(held.values(), key=lambda one: -one.nbytes))
 
 
 _LOCK = RLock()
