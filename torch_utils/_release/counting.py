@@ -72,7 +72,7 @@ class Held:
         device: "host" or torch's name of the device, such as "cuda:0".
         key: The address of the C++ object; the id of an array.
         is_expected: Whether it should be freed. The parameters of an optimizer belong to others.
-        part: The number of the part that stays whole and holds it, or None.
+        part: The part that stays whole and holds it, or None.
         kind: The class with the functions for weak references to it.
         weak: A weak reference to it.
     """
@@ -82,7 +82,7 @@ class Held:
     device: str
     key: int
     is_expected: bool
-    part: int | None
+    part: Part | None
     kind: Any
     weak: Any
 
@@ -121,7 +121,6 @@ class Inventory:
 
     Attributes:
         freed: The bytes that were freed, by device, when `alive` was last called.
-        parts: What may stay whole.
         met: How many references to a part were met, by its id, if there are several.
         is_partial: Whether there is memory whose size is unknown, such as packed weights.
         has_graph: Whether there is a tensor with an autograd graph.
@@ -137,9 +136,8 @@ class Inventory:
         self._kinds: dict[int, tuple[int, type]] = {}
         self._held: dict[int, Held] = {}
         self._looks_left = most_looks
-        self._part: int | None = None  # what is being counted as a whole
+        self._part: Part | None = None  # what is being counted as a whole
         self.freed = Counter[str]()
-        self.parts: list[Part] = []
         self.met: Counter[int] = Counter()
         self.is_partial = self.has_graph = False
 
@@ -227,11 +225,9 @@ class Inventory:
 
     def _count_whole(self, visit: _Visit, seen: set[int]) -> None:
         """Count what an object holds to which something else refers, within ``most_looks``."""
-        self._part = len(self.parts)
-        try:
-            self.parts.append(Part(visit.name, ref(visit.thing)))
-        except TypeError:  # A list, a dictionary, an object with slots.
-            self.parts.append(Part(visit.name, lambda: None))
+        self._part = Part(visit.name, lambda: None)
+        with suppress(TypeError):  # A list, a dictionary, an object with slots.
+            self._part = Part(visit.name, ref(visit.thing))
         pending: list[_Visit] = []
         self._enter(visit, pending)
         if not visit.root.is_passed:  # What lies behind it does not belong to a companion.
@@ -445,7 +441,7 @@ def _what_is_alive(inventory: Inventory) -> tuple[list[Any], dict[int, set[int]]
     keys_of: defaultdict[int, set[int]] = defaultdict(set)
     without_object = set()
     for held in inventory.alive():
-        part = None if held.part is None else inventory.parts[held.part].get()
+        part = None if held.part is None else held.part.get()
         if part is None:
             without_object.add(held.key)
             continue

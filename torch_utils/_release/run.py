@@ -287,10 +287,10 @@ class Release:
 
     def _still_held(self, alive: list[Held], holders: Holders) -> tuple[StillHeld, ...]:
         """Describe memory that is alive, the largest first; what stays whole as a whole."""
-        held: dict[tuple[int | None, int, str], StillHeld] = {}
+        held: dict[tuple[int, str], StillHeld] = {}
         for one in alive:
-            name = one.what if one.part is None else self.inventory.parts[one.part].name
-            key = (one.part, one.key if one.part is None else 0, one.device)
+            name = one.what if one.part is None else one.part.name
+            key = (one.key if one.part is None else id(one.part), one.device)
             nbytes = one.nbytes + (held[key].nbytes if key in held else 0)
             names = dict.fromkeys(holders.get(one.key, ()))
             variables_first = tuple(sorted(names, key=lambda name: not is_variable(name)))

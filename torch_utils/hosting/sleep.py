@@ -189,7 +189,7 @@ class _Finder(Inventory):
 
     def _is_own(self, thing: Any) -> bool:
         """Return whether a part is not behind one that stays whole."""
-        return self._part is None or self.parts[self._part].get() is thing
+        return self._part is None or self._part.get() is thing
 
     def _obstacle(self, thing: Any) -> str:
         contents = attributes_of(thing)
@@ -255,7 +255,7 @@ class _Finder(Inventory):
         held: Counter[tuple[str, str]] = Counter()
         for one in self.alive():
             if one.device != "host" or "cpu" not in STAYING:
-                name = one.what if one.part is None else self.parts[one.part].name
+                name = one.what if one.part is None else one.part.name
                 held[name, one.device] += one.nbytes
         return tuple(StillHeld(name, n, device, ()) for (name, device), n in held.items())
 

@@ -85,6 +85,23 @@ def test_object_with_close_and_a_model_is_closed_and_released(drops: bool) -> No
     assert gone(storages)
 
 
+def test_object_with_a_function_that_loads_a_model_is_only_closed() -> None:
+    """The function refers to what it needs, which belongs to the program."""
+
+    class Lender:
+        def __init__(self, load: Any) -> None:
+            self.load, self.is_open = load, True
+
+        def close(self) -> None:
+            self.is_open = False
+
+    encoder = nn.Linear(2, 2)
+    lender = Lender(lambda: nn.Sequential(encoder))
+    assert release(lender).errors == ()
+    assert lender.is_open is False
+    assert lender.load()(torch.ones(1, 2)).shape == (1, 2)
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_errors_of_close_are_reported_without_their_frames(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
