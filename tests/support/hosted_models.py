@@ -34,6 +34,9 @@ class Model:
     def __call__(self, value):
         return [value]
 
+    def itself(self):
+        return self
+
     def pid(self):
         return os.getpid()
 

@@ -15,6 +15,11 @@ del sys.path[0]  # This folder, whose modules are not to be found by their bare 
 __import__("torch")
 
 
+def _freeze():
+    if "triton" not in sys.modules:  # It would report frozen objects as leaked.
+        gc.freeze()
+
+
 def _serve():
     """Return the job, in the child; the parent goes on serving until its stdin ends."""
     while True:
@@ -31,8 +36,7 @@ def _serve():
             os.setsid()
             sys.argv[1:] = job["arguments"]
             if job["quick_end"]:
-                # The first one registered is the last to run. Triton calls frozen objects leaked.
-                atexit.register(lambda: "triton" in sys.modules or gc.freeze())
+                atexit.register(_freeze)  # The first one registered is the last to run.
             return job
         os.write(1, f"{pid}\n".encode())
         _, status = os.waitpid(pid, 0)

@@ -21,7 +21,7 @@ from torch_utils._runtime import loaded_torch
 from torch_utils.errors import repr_of
 from torch_utils.hosting import messages
 from torch_utils.hosting.messages import Message
-from torch_utils.hosting.process import IMPORTING_MAIN
+from torch_utils.hosting.process import IMPORTING_MAIN, Proxy
 from torch_utils.hosting.tenant import ThreadTenant
 
 __all__ = ["serve"]
@@ -123,7 +123,8 @@ class _Server:
             return (True, None) if callable(value) else (False, value)
         arguments, keywords = rest
         target = tenant.model if name == "__call__" else getattr(tenant.model, name)
-        return target(*arguments, **keywords)
+        value = target(*arguments, **keywords)
+        return Proxy if value is tenant.model else value  # The class stands for the proxy.
 
     def _load(self, message: Message) -> Any:
         """Unpickle; import the parent's main module on first use, as multiprocessing does."""

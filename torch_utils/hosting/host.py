@@ -266,7 +266,7 @@ class ModelHost(ModelLender, Generic[M]):
 
     @property
     def state(self) -> State:
-        """The state, as in `status`; "unloaded" also if the model's process has ended by itself."""
+        """The state, as in `status`; "unloaded" also if the model is lost."""
         return self.tenancy.state
 
     # Leases
@@ -461,13 +461,14 @@ class ModelHost(ModelLender, Generic[M]):
                 return report
             with tenancy.changed:
                 transition, tenant = tenancy.transition, tenancy.tenant
-                if transition is None:
+                is_queued = tenancy.is_queued()
+                if transition is None or is_queued:
                     if tenant is None or (sleeps and tenant.is_asleep):
                         return None
-                    if not tenancy.leases:
+                    if transition is None and not tenancy.leases:
                         continue  # The state changed in between.
                 left = (leases_until if transition is None else others_until) - time.monotonic()
-                if left <= 0 or tenancy.threads() == {threading.get_ident()}:
+                if left <= 0 or is_queued or tenancy.threads() == {threading.get_ident()}:
                     raise tenancy.in_use()
                 tenancy.changed.wait(min(left, LONGEST_WAIT_S))
 

@@ -54,9 +54,9 @@ class _Lease(Generic[M]):
         if self._holder is not None or self._has_ended:
             raise TorchUtilsError("a lease can be entered once; get another one from the host")
         by = f", by thread {threading.current_thread().name}" if thread else ", by a coroutine"
-        if self._is_in_generator:  # Another thread may go on with it, and end the lease.
-            thread = None
-        self._holder = Holder(self._where + by, thread, time.monotonic())
+        # Another thread may go on with a generator, and end the lease.
+        own = None if self._is_in_generator else thread
+        self._holder = Holder(self._where + by, own, time.monotonic())
         return self._holder
 
     def _model(self, tenant: Tenant) -> M:
@@ -147,6 +147,8 @@ class AsyncLease(_Lease[M]):
 
     async def call(self, function: Callable[[M], T]) -> T:
         """Enter the lease, and call a function of the model in a thread, which ends the lease."""
+        if asyncio.iscoroutinefunction(function):
+            raise TypeError(f"call a plain function, or use an async with block, got {function!r}")
         model = await self.__aenter__()
 
         def call() -> T:

@@ -81,9 +81,8 @@ class ModelPool(ModelLender):
         self.changed: threading.Condition = threading.Condition()  # also the lock of all its hosts
         self._hosts: dict[str, ModelHost[Any]] = {}
         self._is_auto = budget_bytes == "auto"
-        self._budgets: dict[str, int] = {}
-        if budget_bytes is not None and budget_bytes != "auto":
-            self._budgets = parse_sizes("budget_bytes", budget_bytes, "")
+        sizes: Any = None if self._is_auto else budget_bytes
+        self._budgets = {} if sizes is None else parse_sizes("budget_bytes", sizes, "")
         self.has_budget: bool = budget_bytes is not None
         if headroom_bytes is not None:
             check_positive("headroom_bytes", headroom_bytes)

@@ -16,6 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from multiprocessing import spawn
 from os import getpid
 from pathlib import Path
@@ -300,13 +301,12 @@ class ModelProcess:
         if succeeded:
             return value
         module, content, text, traceback = value
-        where = f"in the process of {self.name}:\n{traceback.rstrip()}"
-        raised: BaseException = ModelProcessError(f"{self.name} raised {text}")
+        raised: BaseException = ModelProcessError(f"the process of {self.name} raised {text}")
         # An error must not import a large library, such as torch, into this process.
         if content is not None and (module in sys.modules or module in sys.stdlib_module_names):
             with contextlib.suppress(Exception):  # As above.
                 raised = pickle.loads(content)
-        add_note(raised, where)
+        add_note(raised, f"in the process of {self.name}:\n{traceback.rstrip()}")
         raise raised
 
     def _closed_error(self) -> BaseException:
@@ -347,11 +347,20 @@ class ModelProcess:
         self.kill()  # No thread holds its locks, because it is garbage.
 
 
+class _Method(partial[Any]):
+    """A method of a model in another process."""
+
+    def __getattr__(self, name: str) -> Any:
+        what = f"{self.args[0]}.{name} is in another process, where only methods of the model"
+        raise AttributeError(f"{what} itself can be called; add one that uses it")
+
+
 class Proxy:
     """A proxy of a model in another process, for the time of a lease.
 
     Methods and the model itself can be called and attributes can be read; arguments and results are
-    pickled. Attributes cannot be set.
+    pickled, so an attribute is a copy. A method that returns the model returns the proxy.
+    Attributes cannot be set, and methods of parts (``model.tokenizer.decode()``) cannot be called.
 
     Args:
         ask: Sends ``("call", name, arguments, keywords)`` or ``("get", name)``.
@@ -375,11 +384,15 @@ class Proxy:
             if not can_be_called:
                 return value
             self._methods.add(name)
-        return lambda *arguments, **keywords: self._ask("call", name, arguments, keywords)
+        return _Method(self._call, name)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model itself."""
-        return self._ask("call", "__call__", arguments, keywords)
+        return self._call("__call__", *arguments, **keywords)
+
+    def _call(self, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+        value = self._ask("call", name, arguments, keywords)
+        return self if value is Proxy else value
 
     def __repr__(self) -> str:
         return f"<{self._what}>"

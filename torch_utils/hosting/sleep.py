@@ -17,11 +17,7 @@ from typing import Any
 from weakref import ref
 
 from torch_utils._memory import empty_caches
-from torch_utils._release.counting import (
-    Inventory,
-    name_of_device,
-    without_overrides,
-)
+from torch_utils._release.counting import Inventory, name_of_device, without_overrides
 from torch_utils._release.objects import (
     PACKED,
     attributes_of,
@@ -264,9 +260,8 @@ def _refused(name: str, reason: str) -> TypeError:
     return TypeError(f"offload() cannot move {name}, because {reason}. Nothing was changed.")
 
 
-def _key_of(torch: Any, tensor: Any) -> int:
-    key: int = torch.Tensor.untyped_storage(tensor)._cdata
-    return key
+def _key_of(torch: Any, tensor: Any) -> Any:
+    return torch.Tensor.untyped_storage(tensor)._cdata
 
 
 def _gradient(torch: Any, tensor: Any) -> Any:

@@ -175,7 +175,7 @@ class Tenancy:
 
     @property
     def state(self) -> State:
-        """The state; "unloaded" also if the model's process has ended by itself."""
+        """The state; "unloaded" also if the model is lost; see `is_lost`."""
         tenant, transition = self.tenant, self.transition
         if transition is not None:
             return transition.state  # type: ignore[no-any-return]
@@ -184,8 +184,13 @@ class Tenancy:
         return "closed" if self.is_closing else "unloaded"
 
     def is_lost(self) -> bool:
-        """Return whether the model's process has ended by itself."""
+        """Return whether the model's process has ended, or the program has released the model."""
         return self.tenant is not None and not self.tenant.is_alive()
+
+    def is_queued(self) -> bool:
+        """Return whether a load waits for room as long as other models are leased."""
+        load = None if self.is_closing else self.transition
+        return load is not None and load.admitted is None and bool(load.no_room)
 
     def is_idle(self, is_asleep: bool = False) -> bool:
         """Return whether it is awake, or asleep, not leased, and without waiting callers."""
@@ -226,7 +231,7 @@ class Tenancy:
     def ensure_lending(self) -> None:
         """Raise an error if the host no longer lends."""
         if self.is_closing:
-            raise closed_error(f"{self.name} is closed; create a new host or pool")
+            raise closed_error(f"{self.name} is closed; create a new host, or add it to its pool")
 
     # Its memory
 

@@ -55,8 +55,7 @@ class ThreadTenant:
             raise TypeError(f"the load function of {name} returned None; it must return the model")
         self.measure()
         parts = [self.model, *(part for part, _ in parts_of(self.model))]
-        is_closed = is_instance(self.model, Resource) and self.model.closed
-        if is_closed or any(map(is_released, parts)):
+        if not self.is_alive() or any(map(is_released, parts)):
             self.model = None
             raise TorchUtilsError(
                 f"the load function of {name} returned a model that was released; it must load the "
@@ -64,8 +63,9 @@ class ThreadTenant:
             )
 
     def is_alive(self) -> bool:
-        """Return True: a model in this process does not end by itself."""
-        return True
+        """Return whether the program has neither released nor closed the model itself."""
+        model = self.model
+        return not (is_released(model) or (is_instance(model, Resource) and model.closed))
 
     def measure(self) -> None:
         """Count the model's tensors and arrays again, unless another thread does."""

@@ -51,8 +51,7 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
         jobs = Queue()
         jobs.put(run)
         try:
-            name = "torch_utils-host"
-            threading.Thread(target=_work, args=(jobs,), name=name, daemon=True).start()
+            threading.Thread(None, _work, "torch_utils-host", (jobs,), daemon=True).start()
         except RuntimeError:  # No thread can be started: too many, or the interpreter is ending.
             run()
     return future

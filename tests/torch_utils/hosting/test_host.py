@@ -34,6 +34,7 @@ from torch_utils import (
     Resource,
     ResourceClosedError,
     TorchUtilsError,
+    release,
 )
 
 
@@ -139,6 +140,17 @@ def test_load_that_caches_or_returns_no_model_is_refused(load) -> None:
             assert host.status().state == "unloaded"
     with ModelHost(lambda: None) as host, pytest.raises(TypeError, match="returned None"):
         host.load()
+
+
+@pytest.mark.parametrize("load", [linear, lambda: Owner(model=linear())])
+def test_model_that_the_program_released_is_loaded_again(load) -> None:
+    with ModelHost(load, keep_alive=-1) as host:
+        with host.lease() as model:
+            release(model)
+            assert host.status().state == "unloaded"
+        with host.lease() as model:
+            assert vars(model)
+        assert (host.status().loads, host.status().unloads) == (2, 1)
 
 
 def test_model_that_cannot_be_released_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -290,6 +302,8 @@ def test_cancelled_call_keeps_the_model_until_its_function_returns() -> None:
         await wait_for_async(lambda: host.status().state == "unloaded")
         with pytest.raises(ZeroDivisionError):
             await host.call(lambda model: 1 / 0)
+        with pytest.raises(TypeError, match="async with"):
+            _ = await host.call(asyncio.sleep)
         await host.aclose()
 
     run(main)

@@ -105,6 +105,25 @@ def test_load_waits_for_room_until_a_lease_ends() -> None:
         assert loaded(pool) == ["b"]
 
 
+@pytest.mark.parametrize("end", ["unload", "remove"])
+def test_model_that_waits_for_room_can_be_unloaded_and_removed(end: str) -> None:
+    """Here the caller itself holds what takes the room, so it must not wait."""
+
+    async def main() -> None:
+        async with pool.alease("a"):
+            pending = asyncio.create_task(pool.call("b", is_whole, timeout_s=WAIT_S))
+            await wait_for_async(lambda: pool.status()["b"].state == "loading")
+            assert not getattr(pool, end)("b").freed_bytes
+            if end == "remove":
+                assert "b" not in pool
+                with pytest.raises(ResourceClosedError, match="add it to its pool"):
+                    await pending
+        assert end == "remove" or await pending
+
+    with make(ModelPool(max_loaded=1), a=1, b=1) as pool:
+        asyncio.run(main())
+
+
 def test_model_that_can_never_fit_evicts_no_other() -> None:
     loads: list[int] = []
     with make(ModelPool(budget_bytes=250 * MB), a=100, b=100) as pool:

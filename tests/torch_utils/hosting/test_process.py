@@ -65,6 +65,9 @@ def test_proxy_calls_methods_and_reads_attributes() -> None:
             _ = model.nothing
         with pytest.raises(AttributeError, match="dimension"):
             model.dimension = 4
+        assert model.itself() is model
+        with pytest.raises(AttributeError, match="echo is in another process"):
+            model.itself.echo(1)
     with pytest.raises(ResourceClosedError, match="has ended"):
         model.echo(1)
     report = host.unload()
