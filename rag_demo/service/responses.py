@@ -136,7 +136,8 @@ def _invalid_request(request: Request, error: RequestValidationError) -> Problem
     if found[0]["type"] == "json_invalid":
         return Problem(400, "the body is not valid JSON")
     is_empty = any(each["type"] in ("too_short", "string_too_short") for each in found)
-    details = [] if "json" in request.headers.get("content-type", "") else [_NO_JSON]
+    has_json = "json" in request.headers.get("content-type", "") or found[0]["loc"][0] != "body"
+    details = [] if has_json else [_NO_JSON]
     for each in found:
         pointer = "/".join(["#", *map(str, each["loc"][1:])])[:_MAX_CHARS]
         details.append(f"{pointer}: {str(each['msg']).removeprefix('Value error, ')[:_MAX_CHARS]}")

@@ -250,6 +250,7 @@ def test_documents_are_listed_page_by_page(folder: Path) -> None:
     assert found[1]["metadata"]["year"] == 2001
     assert (first.json()["next"], last.json()["next"]) == ("2", None)
     assert [each.status_code for each in wrong] == [422, 413]
+    assert wrong[0].json()["detail"].startswith("#/limit: ")  # Not a word about a body.
 
 
 def test_several_folders_are_searched_as_one(folder: Path, tmp_path: Path) -> None:
