@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rag_demo.encoding.embedder import BasicEmbedder, Embedder, check_embedding_model
-from rag_demo.errors import checked_texts, short_repr
+from rag_demo.errors import check_positive, checked_texts, short_repr
 from rag_demo.reading.document import Document
 from rag_demo.searching import (
     SearchRequest,
@@ -142,7 +142,7 @@ class Retriever(Resource):
         """
         self.ensure_open()
         names = checked_texts(ids, "ids")
-        described = check_documents([""] * len(names), list(metadata), names)
+        described = check_documents([""] * len(names), metadata, names)
         changed = [
             before._replace(metadata=after.metadata)
             for before, after in zip(self.store.get(names), described, strict=True)
@@ -194,6 +194,7 @@ class Retriever(Resource):
             limit: How many at most.
         """
         self.ensure_open()
+        check_positive("limit", limit)
         found = self.store.get(self.store.matching(where, after, limit))
         return [each for each in found if each is not None]
 

@@ -11,7 +11,6 @@ import click
 
 from rag_demo.commands import options
 from rag_demo.errors import SourceError, required
-from rag_demo.places import as_place
 from rag_demo.reading.sources import Reading, Skipped, read_source
 
 if TYPE_CHECKING:
@@ -28,15 +27,7 @@ Judgements = dict[str, dict[str, int]]
 @click.argument(
     "folder", metavar="PATH", type=click.Path(path_type=Path, exists=True, file_okay=False)
 )
-@click.option(
-    "--index",
-    "places",
-    multiple=True,
-    required=True,
-    metavar="DIR",
-    type=as_place,
-    help="Index of PATH/corpus.jsonl; several are searched as one.",
-)
+@options.place_option("--index", "places", multiple=True, required=True, help="Index of PATH.")
 @options.mode_option
 @click.option("--split", default="test", help="Read judgements from qrels/SPLIT.tsv.")
 @options.made_by_option

@@ -15,7 +15,7 @@ import click
 
 from rag_demo.commands import options
 from rag_demo.errors import RagDemoError
-from rag_demo.places import as_place, load_manifest, open_store
+from rag_demo.places import load_manifest, open_store
 from rag_demo.printable import on_one_line
 from rag_demo.reading.document import Document
 from rag_demo.stores.filters import ID
@@ -28,21 +28,13 @@ _LISTED_CHARS = 100
 @click.command()
 @options.folder_argument
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
-@click.option("--also", multiple=True, metavar="DIR", type=as_place, help="Search this one too.")
+@options.place_option("--also", multiple=True, help="Search another index too.")
 @options.top_k_option
-@options.where_option(
-    "Search only documents whose metadata match: lang=en, 'year>=2020', tags~news (a list has "
-    "news, or a text contains it). Several conditions must all hold."
-)
+@options.where_option
 @click.option("--min-score", type=float, help="Lowest score. [default mode with it: dense]")
 @options.mode_option
 @click.option("--rerank", metavar="MODEL", help="A cross-encoder that orders the best again.")
-@click.option(
-    "--weights",
-    type=(float, float),
-    default=(1.0, 1.0),
-    help="How much vectors and words count in --mode hybrid.",
-)
+@click.option("--weights", type=(float, float), default=(1, 1), help="Of vectors and words.")
 @options.json_option
 @options.made_by_option
 @options.device_option
@@ -164,7 +156,7 @@ def get(folder: Path, ids: tuple[str, ...]) -> None:
 
 @click.command("list")
 @options.folder_argument
-@options.where_option("List the texts that match, such as source=old.md; see rag-demo search -h.")
+@options.where_option
 @click.option("--after", metavar="ID", help="List only the IDs after this one.")
 @click.option("--limit", type=click.IntRange(1), help="List so many texts at most.")
 @options.json_option
@@ -194,7 +186,7 @@ def _as_json(document: Document) -> str:
 @click.command()
 @options.folder_argument
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@options.where_option("Delete the texts that match, such as source=old.md; see rag-demo search -h.")
+@options.where_option
 def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> int:
     """Delete texts from the index in DIR, by ID or by metadata.
 
@@ -224,14 +216,7 @@ def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> 
 
 @click.command()
 @options.folder_argument
-@click.option(
-    "--to",
-    "folder_of_snapshots",
-    required=True,
-    metavar="SNAPSHOTS",
-    type=as_place,
-    help="Folder for 000001, 000002, ... and the link latest.",
-)
+@options.place_option("--to", "folder_of_snapshots", required=True, help="Folder of snapshots.")
 def snapshot(folder: Any, folder_of_snapshots: Any) -> None:
     """Copy the index in DIR into a new numbered folder, which never changes.
 

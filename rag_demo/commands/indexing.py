@@ -15,7 +15,7 @@ import click
 
 from rag_demo.commands import options
 from rag_demo.errors import IndexFileError, SourceError
-from rag_demo.places import as_place, load_manifest, open_store
+from rag_demo.places import load_manifest, open_store
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import PASSAGE_CHARS
 from rag_demo.reading.sources import STDIN, Reading, Skipped, full_path, is_read, read_source
@@ -32,7 +32,7 @@ _reading_options = options.together(
         "--chunk-size",
         type=click.IntRange(100),
         default=PASSAGE_CHARS,
-        help="Characters of a passage.",
+        help="Characters of passages.",
     ),
     click.option(
         "--chunk-overlap", type=click.IntRange(0), default=0, help="Characters that passages share."
@@ -43,9 +43,7 @@ _reading_options = options.together(
 
 @click.command()
 @click.argument("source")
-@click.option(
-    "--out", required=True, metavar="DIR", type=as_place, help="Folder, or postgresql://..."
-)
+@options.place_option("--out", required=True, help="Folder of the index, or postgresql://...")
 @_reading_options
 @options.model_option
 @options.dtype_option

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,20 +38,13 @@ def together(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 folder_argument = click.argument("folder", metavar="DIR", type=as_place)
+place_option = partial(click.option, metavar="DIR", type=as_place)
 model_option = click.option("--model", help="Folder or name of a model. [default: packaged MiniLM]")
 made_by_option = click.option("--model", help="Folder or name. [default: the model of the index]")
 device_option = click.option("--device", help="cpu, cuda, cuda:1, mps or xpu. [default: the best]")
-dtype_option = click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    help="Dtype of the model; bfloat16 is faster on processors that support it.",
-)
-mode_option = click.option(
-    "--mode",
-    type=click.Choice(MODES),
-    help="Search vectors (dense), full text (bm25), or both. [default: hybrid]",
-)
+_DTYPES = click.Choice(["float32", "bfloat16"])
+dtype_option = click.option("--dtype", type=_DTYPES, default="float32", help="Dtype of the model.")
+mode_option = click.option("--mode", type=click.Choice(MODES), help="[default: hybrid]")
 top_k_option = click.option("--top-k", type=click.IntRange(1), default=5, help="Results, at most.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 embedding_options = together(
@@ -107,13 +101,6 @@ _CONDITION = re.compile(
 _OPERATORS = {"!=": "$nin", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "~": "$contains"}
 
 
-def where_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option ``--where`` with a help text. The command gets a filter, or None."""
-    return click.option(
-        "--where", multiple=True, metavar="CONDITION", help=text, callback=_parse_conditions
-    )
-
-
 def _parse_conditions(
     context: click.Context, parameter: click.Parameter, conditions: Sequence[str]
 ) -> dict[str, Any] | None:
@@ -150,6 +137,16 @@ def _parse_conditions(
             filters.append({key: {_OPERATORS[sign]: values if sign == "!=" else values[0]}})
     filters += [{key: {"$in": values}} for key, values in alternatives.items()]
     return {"$and": filters} if filters else None
+
+
+where_option = click.option(
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    callback=_parse_conditions,
+    help="Metadata of the documents: lang=en, 'year>=2020', or tags~news for a part of a list or a "
+    "text. Several conditions must all hold.",
+)
 
 
 def explain(where: Mapping[str, Any], places: Sequence[Any]) -> None:

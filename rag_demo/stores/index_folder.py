@@ -33,7 +33,6 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_demo import errors
 from rag_demo.database import DamagedRowError, index_errors
@@ -134,12 +133,6 @@ def is_part(name: str) -> bool:
     return _PART.fullmatch(name) is not None
 
 
-def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """Return the bytes of an array, without a copy if it is contiguous."""
-    contiguous: Any = np.ascontiguousarray(array)
-    return memoryview(contiguous).cast("B") if array.size else memoryview(b"")
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an index. Takes a millisecond.
 
@@ -229,8 +222,6 @@ def writing_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and folder.exists() and error.filename:
-            raise errors.damaged(Path(str(error.filename)), "it is missing") from None
         raise errors.IndexFileError(
             f"the index cannot be written to '{folder}': {error.strerror or error}; "
             "fix that, or name another folder"
@@ -410,9 +401,9 @@ class SavedIndex:
         def check(piece: int) -> None:
             start = piece * PIECE
             count = min(PIECE, self.manifest.rows - start)
-            vectors = np.empty((count, self.manifest.dimension), np.float32)
+            vectors: Any = np.empty((count, self.manifest.dimension), np.float32)
             self._read_into(start, vectors)
-            if zlib.crc32(as_bytes(vectors)) != self._checksums[piece]:
+            if zlib.crc32(vectors) != self._checksums[piece]:
                 raise errors.damaged(self._vectors_path, f"the checksum of row {start} is wrong")
 
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:  # zlib releases the GIL.
@@ -436,9 +427,9 @@ class SavedIndex:
         self.check_vectors()
         self._read_into(start, out)
 
-    def _read_into(self, start: int, out: Vectors) -> None:
+    def _read_into(self, start: int, out: Any) -> None:
         place = start * 4 * self.manifest.dimension
-        if os.preadv(self._file.fileno(), [as_bytes(out)], place) != out.nbytes:
+        if os.preadv(self._file.fileno(), [out], place) != out.nbytes:
             raise errors.damaged(self._vectors_path, "it was cut off")
 
     def take_unmapped(self, rows: Rows) -> Vectors:
@@ -595,21 +586,20 @@ class IndexWriter:
         pieces, dimension = {*(np.flatnonzero(owners[:present] != before) // PIECE)}, 0
         with writing_errors(self.folder), self.documents.use() as connection:
             if len(owners) > present:
-                # A file without rows may have some of a writer that was killed.
-                flags = os.O_WRONLY | (0 if present else os.O_CREAT)
+                # It may have rows of a writer that was killed.
                 path = self.folder / manifest.vectors_name
-                with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
                     for piece in range(present // PIECE, -(-len(owners) // PIECE)):
                         start = max(present, piece * PIECE)
                         rows = np.arange(start, min(piece * PIECE + PIECE, len(owners)))
-                        vectors = take(rows)
+                        vectors: Any = np.ascontiguousarray(take(rows))
                         if start:
                             check_dimension(vectors, dimension or manifest.dimension)
                         dimension = vectors.shape[1]
                         file.seek(start * dimension * 4)
-                        file.write(as_bytes(vectors))
+                        file.write(vectors)
                         known = self._checksums[piece] if start > piece * PIECE else 0
-                        self._checksums[piece:] = [zlib.crc32(as_bytes(vectors), known)]
+                        self._checksums[piece:] = [zlib.crc32(vectors, known)]
                         pieces.add(piece)
                     file.flush()
                     os.fsync(file.fileno())
@@ -689,8 +679,6 @@ class IndexWriter:
         commit = name or secrets.token_hex(8)
         manifest = replace(self.manifest, source=source, finished=finished, commit=commit)
         with writing_errors(self.folder), self.documents.use() as connection:
-            if manifest.rows:
-                (self.folder / manifest.vectors_name).stat()  # A missing file is damage.
             connection.execute("DELETE FROM manifest")
             row = (json.dumps(asdict(manifest)),)
             connection.execute("INSERT INTO manifest VALUES (?)", row)

@@ -307,10 +307,12 @@ class LocalStore:
             first = int(before.max(initial=GONE)) + 1  # Earlier documents are in the folder.
             writer.documents.insert(snapshot.documents.stream(snapshot.alive, first))
             writer.write(snapshot, before, snapshot.vectors.take)
-            commit = secrets.token_hex(8)
+            commit, source, saved = secrets.token_hex(8), None, snapshot.saved
+            if saved is not None and snapshot.owners is saved.contents.owners:
+                source = saved.manifest.source  # This is a copy.
             # After an interrupt it is unknown which of the two states the folder has.
             self._saved[place] = [*known, (commit, snapshot.documents, snapshot.owners)]
-            writer.commit(commit, words=snapshot.words)
+            writer.commit(commit, source=source, words=snapshot.words)
 
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False
