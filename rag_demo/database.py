@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sqlite3
 import threading
 import weakref
@@ -15,11 +14,6 @@ from typing import Any
 
 from rag_demo.errors import RagDemoError, UnreadableIndexError, damaged
 
-# SQLite's messages about locks, a disk, a quota or a permission. The database may be intact.
-_IS_TRANSIENT = re.compile(
-    "database .*is locked|locking protocol|unable to open|disk I/O|database or disk is full"
-    "|attempt to write a readonly|interrupted|out of memory"
-)
 _INHERITED: list[object] = []  # in a forked child: never used and never closed
 
 # Their method `leave_to_parent` returns what a forked child must not close.
@@ -108,7 +102,7 @@ def index_errors(path: Path) -> Iterator[None]:
     except sqlite3.ProgrammingError:
         raise  # A mistake of this program, such as a closed connection.
     except (sqlite3.Error, DamagedRowError) as error:
-        if isinstance(error, sqlite3.OperationalError) and _IS_TRANSIENT.match(str(error)):
+        if isinstance(error, sqlite3.OperationalError):  # Such as a lock; it may be intact.
             raise UnreadableIndexError(
                 f"'{path}' cannot be written or read: {error}; "
                 "check its permissions, free some space, and try again"

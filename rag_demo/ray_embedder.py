@@ -77,11 +77,6 @@ class RayEmbedder(Resource):
         """The identity of the model on this machine."""
         return self._model.identity
 
-    @property
-    def in_flight(self) -> int:
-        """How many batches to embed at the same time, so that no actor waits for a commit."""
-        return 2 if self._actors else 0
-
     def _start(self) -> None:
         self.ensure_open()
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # It warns otherwise.
@@ -132,7 +127,8 @@ class RayEmbedder(Resource):
         """
         if not self.dimension:
             self._start()
-        parts = [list(texts[n : n + _SLICE]) for n in range(0, len(texts), _SLICE)]
+        size = max(1, min(_SLICE, len(texts) // max(1, 2 * len(self._actors))))
+        parts = [list(texts[n : n + size]) for n in range(0, len(texts), size)]
         while self._actors:
             pool, vectors = ActorPool(self._actors), [np.empty((0, self.dimension), np.float32)]
             for part in parts:

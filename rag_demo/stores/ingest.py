@@ -9,12 +9,9 @@ import json
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,35 +166,17 @@ def ingest(
         if language is not None:
             writer.use_language(language)
         ids: set[str] = set()
-        waiting: deque[tuple[int, list[Document], Callable[[], EmbeddedBatch]]] = deque()
-        threads = ThreadPoolExecutor()  # It starts those that are needed.
-        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         embedded = reused = 0
-
-        def write(count: int, new: list[Document], batch_of: Callable[[], EmbeddedBatch]) -> None:
-            nonlocal embedded, reused
-            if new:
+        for batch in _batches(documents, ids):
+            if new := _new_of(batch, writer):
                 try:
-                    batch = batch_of()
+                    writer.upsert(embed(new, embedding_model))
                 except ValueError as error:
                     raise errors.ModelError(f"the documents cannot be embedded: {error}") from error
-                writer.upsert(batch)
-            reused += count - len(new)
             embedded += len(new)
+            reused += len(batch) - len(new)
             writer.keep(source, finished=False)
-            on_progress(count)
-
-        for batch in _batches(documents, ids):
-            new = _new_of(batch, writer)
-            # A model on other machines embeds while this one writes.
-            ahead = getattr(embedding_model, "in_flight", 0) if new else 0
-            embed_new = partial(embed, new, embedding_model)
-            batch_of = threads.submit(embed_new).result if ahead else embed_new
-            waiting.append((len(batch), new, batch_of))
-            while len(waiting) > ahead:
-                write(*waiting.popleft())
-        while waiting:
-            write(*waiting.popleft())
+            on_progress(len(batch))
         others = writer.of_files(None if files is None else list(files()))
         writer.delete([name for name in others if name not in ids])
         writer.keep(source if source_after is None else source_after, finished=True)
