@@ -194,22 +194,11 @@ class DocumentTable(Database):
             if part.operator == "$or":
                 return np.asarray(np.any(masks, axis=0))
             return np.asarray(np.all([np.ones(stop, bool), *masks], axis=0))
-        if part.operator not in ("$ne", "$nin"):
-            return self._holds(part, stop)
-        # A condition never holds for a document without its key.
-        return np.asarray(self._has(part.key, stop) & ~self._holds(part, stop), bool)
-
-    def _has(self, key: str, stop: int) -> Mask:
-        """Tell which documents have a key."""
-        return self._mask_of("item = 0 AND key IN ({})", [key], stop)
-
-    def _holds(self, condition: filters.Condition, stop: int) -> Mask:
-        """Tell where a condition holds, or for a negated one, where its opposite does."""
-        name, key = condition.operator, condition.key
+        name, key = part.operator, part.key
         if name == "$exists":
-            return self._has(key, stop)
+            return self._mask_of("item = 0 AND key IN ({})", [key], stop)
         codes: dict[int, list[Any]] = {}
-        for value in condition.wanted if name in ("$in", "$nin") else [condition.wanted]:
+        for value in part.wanted if name == "$in" else [part.wanted]:
             kind, code = filters.encode(value)
             codes.setdefault(kind, []).append(code)
         mask = np.zeros(stop, bool)

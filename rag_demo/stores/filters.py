@@ -17,7 +17,6 @@ ID = "$id"
 """The key that stands for the document's id."""
 _MOST_DEPTH = 50  # of nested $and, $or and $not
 _LOGICAL = ("$and", "$or", "$not")
-_MISSING = ("$exists", False)
 _WITHOUT_DOLLAR = frozenset(name[1:] for name in OPERATORS)
 
 NUMBER, TEXT, BOOLEAN, NULL, JSON = range(5)
@@ -26,7 +25,10 @@ Encoded = tuple[int, Any]
 
 
 class Condition(NamedTuple):
-    """One key compared with one value; ``wanted`` is a list for ``$in`` and ``$nin``."""
+    """One key compared with one value, or with a list by ``$in``.
+
+    Other operators are ``$contains``, ``$exists`` and those of `COMPARISONS`.
+    """
 
     key: str
     operator: str
@@ -138,11 +140,20 @@ def _conditions(key: str, wanted: Any) -> list[Filter]:
             what = "True or False"
         if what:
             raise TypeError(f"{name} in where must have {what}, got {short_repr(value)}")
-        if (name, plain) == _MISSING:
-            parts.append(Group("$not", (Condition(key, name, True),)))
-        else:
-            parts.append(Condition(key, name, plain))
+        parts.append(_by_few_operators(key, name, plain))
     return parts
+
+
+def _by_few_operators(key: str, name: str, wanted: Any) -> Filter:
+    """Express a condition by ``$in``, ``$contains``, ``$exists`` and comparisons alone."""
+    exists = Condition(key, "$exists", True)
+    if name == "$exists":
+        return exists if wanted else Group("$not", (exists,))
+    if name in ("$eq", "$ne"):
+        wanted = [wanted]
+    if name in ("$ne", "$nin"):  # It never holds for a document without the key.
+        return Group("$and", (exists, Group("$not", (Condition(key, "$in", wanted),))))
+    return Condition(key, "$in" if name == "$eq" else name, wanted)
 
 
 def _plain(key: str, value: Any) -> Any:

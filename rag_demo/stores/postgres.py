@@ -71,12 +71,12 @@ def _compiled(part: filters.Filter) -> _Clause:
 
 def _condition(condition: filters.Condition) -> _Clause:
     key, name, wanted = condition.key, condition.operator, condition.wanted
-    several = wanted if name in ("$in", "$nin") else [wanted]
+    several = wanted if name == "$in" else [wanted]
     codes = sorted({json.dumps(each) for each in several if each == each})  # Nothing equals NaN.
     fact, path = "coalesce(facts -> %s::text, facts #> %s::text[])", [key, key.split(".")]
     if key == filters.ID:
         fact, path = "to_jsonb(id)", []
-    if key == filters.ID and name in ("$eq", "$in"):  # By an index.
+    if key == filters.ID and name == "$in":  # By an index.
         return "id = ANY(%s::text[])", [[each for each in several if isinstance(each, str)]]
     values: list[Any] = [codes]
     if sign := filters.COMPARISONS.get(name):
@@ -91,13 +91,11 @@ def _condition(condition: filters.Condition) -> _Clause:
         part = "jsonb_typeof(fact) = 'string' AND strpos(fact #>> '{{}}', %s) > 0"
         test = f"EXISTS (SELECT FROM {items} WHERE item = ANY(%s::jsonb[])) OR {part}"
         values = [codes, wanted if isinstance(wanted, str) else None]
-    elif name in ("$ne", "$nin"):
-        test = "fact IS NOT NULL AND fact <> ALL(%s::jsonb[])"
     else:
         test = "fact = ANY(%s::jsonb[])"
     clause = f"coalesce((SELECT {test} FROM (SELECT {fact}) facts (fact)), FALSE)"
     values += path
-    if name in ("$eq", "$in") and len(codes) == 1 and "." not in key:  # By an index.
+    if name == "$in" and len(codes) == 1 and "." not in key:  # By an index.
         clause = f"(facts @> jsonb_build_object(%s::text, %s::jsonb) AND {clause})"
         values = [key, *codes, *values]
     return clause, values
