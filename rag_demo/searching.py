@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -173,7 +173,7 @@ def check_weights(weights: Any, min_score: Any, mode: str) -> tuple[float, float
 def by_mode(
     request: SearchRequest,
     search: Callable[[str, int], list[list[Hit]]],
-    order_of: Callable[[list[Any]], Sequence[Any]] = list,
+    order_of: Callable[[list[Any]], Iterable[Any]] = list,
 ) -> list[list[Hit]]:
     """Search by vectors or by words, or by both, and fuse the two rankings of each query.
 

@@ -38,7 +38,6 @@ _SELECT = "SELECT number, id, text, metadata, file FROM documents"
 _HAS_ID = f"key = '{filters.ID}' AND item = 0 AND kind = {filters.TEXT} AND value"
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 
-MetadataRow = tuple[Any, int, int, Any, int]
 GONE = -1
 """The owner of a row whose document was deleted."""
 _MOST_GONE = 1 << 10  # rows or numbers of deleted documents that are never worth a copy
@@ -159,11 +158,6 @@ class DocumentTable(Database):
 
     def page(self, alive: Mask, after: str | None = None, limit: int | None = None) -> list[str]:
         """Return the ids of documents that count, in order, from the one after an id on."""
-        numbers = np.flatnonzero(alive)
-        if 8 * len(numbers) < len(alive):  # They are found faster by their numbers.
-            return sorted(name for name in self.ids(numbers) if after is None or name > after)[
-                :limit
-            ]
         query = f"SELECT number, value FROM metadata WHERE {_HAS_ID} >= ? ORDER BY value"
         with self.use() as connection:
             rows = connection.execute(query, (after or "",))
@@ -273,7 +267,7 @@ def _document(row: tuple[Any, ...]) -> Document:
 
 def _metadata_rows(
     number: int, metadata: Mapping[str, Any], prefix: str = ""
-) -> Iterator[MetadataRow]:
+) -> Iterator[tuple[Any, ...]]:
     for key, value in metadata.items():
         name = prefix + key
         kind, code = filters.encode(value)

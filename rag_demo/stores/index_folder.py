@@ -621,16 +621,13 @@ class IndexWriter:
         """Return a document for each id; None for an unknown one."""
         return self.contents.get(ids)
 
-    def matching(self, where: Where) -> list[str]:
-        """Return the ids of the documents that match a filter."""
+    def matching(self, where: Where | None) -> list[str]:
+        """Return the ids of the documents that match a filter; None for all."""
         return self.contents.matching(where)
 
-    def of_files(self, files: Sequence[str] | None) -> list[str]:
-        """Return the ids of the documents of files; None for all documents."""
-        alive = self.contents.alive
-        if files is None:
-            return self.documents.ids(np.flatnonzero(alive))
-        return self.documents.of_files(files, alive)
+    def of_files(self, files: Sequence[str]) -> list[str]:
+        """Return the ids of the documents of files."""
+        return self.documents.of_files(files, self.contents.alive)
 
     def check(self) -> None:
         """Check the committed database and vectors; damaged words are made again.

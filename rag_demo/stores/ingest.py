@@ -177,7 +177,7 @@ def ingest(
             reused += len(batch) - len(new)
             writer.keep(source, finished=False)
             on_progress(len(batch))
-        others = writer.of_files(None if files is None else list(files()))
+        others = writer.matching(None) if files is None else writer.of_files(list(files()))
         writer.delete([name for name in others if name not in ids])
         writer.keep(source if source_after is None else source_after, finished=True)
         return Ingested(embedded, reused)

@@ -374,9 +374,8 @@ def search(snapshot: Snapshot, request: SearchRequest) -> list[list[SearchResult
         mask = None if count == len(allowed) else allowed
         return _by_vectors(snapshot, vectors, mask, min(depth, count))
 
-    def order_of(numbers: Sequence[int]) -> list[int]:
-        places: list[int] = snapshot.order_of(np.asarray(numbers, np.int64)).tolist()
-        return places
+    def order_of(numbers: Sequence[int]) -> Rows:
+        return snapshot.order_of(np.asarray(numbers, np.int64))
 
     return _results(snapshot, queries, by_mode(request, best, order_of))
 
@@ -451,24 +450,15 @@ def _results(
     names, texts, metadata, _ = zip(*snapshot.documents.get(numbers), strict=True)
     spans = snapshot.spans[np.asarray(rows)].tolist()
     passages = [(start, stop) if stop else None for start, stop in spans]
-    if min(rows) < 0:
-        spans_of = _spans_of(snapshot, [hit.id for hit in hits if hit.row < 0])
+    if min(rows) < 0:  # Words have found some.
+        owners = snapshot.owners
+        parts = np.flatnonzero(np.isin(owners, numbers) & (snapshot.spans[:, 1] > 0))
         asked = [query for query, each in zip(queries, found, strict=True) for _ in each]
         for n, hit in enumerate(hits):
             if hit.row < 0:
-                known, language = spans_of.get(hit.id), snapshot.words.language
-                passages[n] = best_span(asked[n], texts[n], known, language) if known else None
+                known = snapshot.spans[parts[owners[parts] == hit.id]].tolist()
+                passages[n] = best_span(asked[n], texts[n], known, snapshot.words.language)
     places = [place for each in found for place in range(1, len(each) + 1)]
     fields = zip(places, scores, names, texts, metadata, passages, strict=True)
     results = map(SearchResult._make, fields)  # A third of the time of calls.
     return [list(itertools.islice(results, len(each))) for each in found]
-
-
-def _spans_of(snapshot: Snapshot, numbers: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-    """Return the passages of documents that have any."""
-    owners, spans = snapshot.owners, snapshot.spans
-    rows = np.flatnonzero(np.isin(owners, numbers) & (spans[:, 1] > 0))
-    spans_of: dict[int, list[tuple[int, int]]] = {}
-    for owner, (start, stop) in zip(owners[rows].tolist(), spans[rows].tolist(), strict=True):
-        spans_of.setdefault(owner, []).append((start, stop))
-    return spans_of

@@ -369,10 +369,9 @@ class PostgresStore(Resource):
             run(_GROW, model, dimension, len(new), words, count)
         return [document.id for document in batch.documents]
 
-    def of_files(self, files: Sequence[str] | None) -> list[str]:
-        """Return the ids of the documents of files; None for all documents."""
-        query = "SELECT id FROM {documents} WHERE file = ANY(%s) OR %s"
-        return self._column(query, list(files or ()), files is None)
+    def of_files(self, files: Sequence[str]) -> list[str]:
+        """Return the ids of the documents of files."""
+        return self._column("SELECT id FROM {documents} WHERE file = ANY(%s)", list(files))
 
     def use_language(self, language: str) -> None:
         """Refuse another language of stems than the one of every index in a database."""

@@ -307,12 +307,13 @@ def stems_of(text: str, language: str, *, is_query: bool = False) -> list[str]:
 
 
 def best_span(
-    query: str, text: str, spans: Sequence[tuple[int, int]], language: str
-) -> tuple[int, int]:
-    """Return the passage with most words of a query."""
+    query: str, text: str, spans: Sequence[Sequence[int]], language: str
+) -> tuple[int, int] | None:
+    """Return the passage with most words of a query; None without passages."""
     words = stems_of(query, language, is_query=True)
     counts = [sum(stem in words for stem in stems_of(text[a:b], language)) for a, b in spans]
-    return spans[int(np.argmax(counts))]
+    start, stop = spans[int(np.argmax(counts))] if spans else (0, 0)
+    return (start, stop) if stop else None
 
 
 @cache
