@@ -91,29 +91,28 @@ class RayEmbedder(Resource):
                 socket.create_connection((host, int(port)), _CLOSE_S).close()
             ray.init(**own, log_to_driver=False, logging_level=logging.CRITICAL)
             signal.signal(signal.SIGTERM, handler)  # Ray's own handler aborts.
-            self._start_actors()
+            there = ray.cluster_resources()
+            kind = "GPU" if there.get("GPU") else "CPU"
+            count = self._count or int(there.get(kind, 0))
+            if not 0 < count <= there.get(kind, 0):
+                raise ModelError(
+                    f"the cluster has {there.get(kind, 0):g} {kind}s, but each of {count} actors "
+                    "needs one; pass a smaller --actors, or add machines"
+                )
+            remote = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_restarts=0)(
+                EmbeddingActor
+            )
+            self._actors = [remote.remote(self._options) for _ in range(count)]
+            calls = [each.load.remote() for each in self._actors]
+            for version, identity, dimension in ray.get(calls, timeout=_PATIENCE_S):
+                if version != __version__ or not self.identity.is_same(identity):
+                    raise ModelError(
+                        f"a machine has torch-cleanup {version} and the model {identity}, but this "
+                        f"one has {__version__} and {self.identity}; install the same on both"
+                    )
+                self.dimension = dimension
         except (RayError, OSError, RuntimeError, ValueError) as error:
             raise _error("Ray cannot be used", error) from None
-
-    def _start_actors(self) -> None:
-        there = ray.cluster_resources()
-        kind = "GPU" if there.get("GPU") else "CPU"
-        count = self._count or int(there.get(kind, 0))
-        if not 0 < count <= there.get(kind, 0):
-            raise ModelError(
-                f"the cluster has {there.get(kind, 0):g} {kind}s, but each of {count} actors needs "
-                "one; pass a smaller --actors, or add machines"
-            )
-        remote = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_restarts=0)(EmbeddingActor)
-        self._actors = [remote.remote(self._options) for _ in range(count)]
-        calls = [each.load.remote() for each in self._actors]
-        for version, identity, dimension in ray.get(calls, timeout=_PATIENCE_S):
-            if version != __version__ or not self.identity.is_same(identity):
-                raise ModelError(
-                    f"a machine has torch-cleanup {version} and the model {identity}, but this one "
-                    f"has {__version__} and {self.identity}; install the same on both"
-                )
-            self.dimension = dimension
 
     def embed_query(self, text: str) -> Vectors:
         """Refuse a query; a model in this process answers sooner."""

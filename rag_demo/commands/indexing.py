@@ -64,8 +64,8 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
         raise click.UsageError(
             "--device has no effect on Ray; each actor uses a GPU if there are any"
         )
-    reading, skipped = _pop_reading(embedding), Skipped()
-    name, documents = _read(source, skipped, **reading)
+    skipped = Skipped()
+    name, documents = _read(source, skipped, embedding)
     if is_on_ray:
         from rag_demo.ray_embedder import RayEmbedder
 
@@ -95,12 +95,12 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
     """
     from rag_demo.encoding.model_identity import refuse_other_model
 
-    reading, skipped = _pop_reading(embedding), Skipped()
+    skipped = Skipped()
     files: set[str] = set()  # read to their end
     with contextlib.ExitStack() as stack:
         earlier = stack.enter_context(contextlib.closing(open_store(folder)))
         manifest = earlier.manifest  # All is decided on this state.
-        name, documents = _read(source, skipped, on_read=files.add, **reading)
+        name, documents = _read(source, skipped, embedding, on_read=files.add)
         sources = (manifest.source or _UNKNOWN).split(_AND)
         if not manifest.finished and sources[-1] != name:
             raise IndexFileError(  # It would look complete.
@@ -146,23 +146,24 @@ def _is_within(source: str, folder: str) -> bool:
     return path.is_relative_to(folder) and all(map(is_read, path.relative_to(folder).parts))
 
 
-def _pop_reading(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of `_reading_options` out of those of a command."""
-    names = ("include", "exclude", "as_text", "chunk_size", "chunk_overlap", "text_field")
-    return {name: values.pop(name) for name in names}
+def _read(
+    source: str, skipped: Skipped, choices: dict[str, Any], **more: Any
+) -> tuple[str, Iterator[Document]]:
+    """Open a source, by the options of `_reading_options`, which are taken out of ``choices``.
 
-
-def _read(source: str, skipped: Skipped, **reading: Any) -> tuple[str, Iterator[Document]]:
-    """Open a source. Return what tells it from others, and its documents.
+    Returns:
+        What tells the source from others, and its documents.
 
     Raises:
         SourceError: The source is missing, empty or invalid.
     """
-    found = read_source(source, skipped, Reading(**reading))
+    names = ("include", "exclude", "as_text", "chunk_size", "chunk_overlap", "text_field")
+    reading = Reading(**{each: choices.pop(each) for each in names}, **more)
+    found = read_source(source, skipped, reading)
     first = next(found, None)
     if first is None:
-        more = f" ({skipped})" if skipped else ""
-        raise SourceError(f"'{source}' holds no text to index{more}; name another folder or file")
+        why = f" ({skipped})" if skipped else ""
+        raise SourceError(f"'{source}' holds no text to index{why}; name another folder or file")
     name = str(Path(source).resolve())
     if source == STDIN:  # A pipe is identified by its beginning.
         begins = f"{first.id}\n{first.text}".encode()

@@ -67,7 +67,10 @@ class DocumentTable(Database):
             while batch := list(islice(pairs, 4 * _BATCH)):
                 connection.executemany(
                     "INSERT INTO main.documents VALUES (?, ?, ?, ?, ?)",
-                    [_document_row(number, document) for number, document in batch],
+                    [
+                        (number, name, text, _ENCODE(metadata), file)
+                        for number, (name, text, metadata, file) in batch
+                    ],
                 )
                 connection.executemany(
                     "INSERT OR IGNORE INTO main.metadata VALUES (?, ?, ?, ?, ?)",
@@ -251,11 +254,6 @@ def _in_order(found: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
         raise DamagedRowError(f"document {number} is missing") from None
 
 
-def _document_row(number: int, document: Document) -> tuple[Any, ...]:
-    metadata = _ENCODE(document.metadata) if document.metadata else "{}"
-    return number, document.id, document.text, metadata, document.file
-
-
 def _document(row: tuple[Any, ...]) -> Document:
     number, name, text, metadata, file = row
     try:
@@ -269,13 +267,10 @@ def _metadata_rows(
     number: int, metadata: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[Any, ...]]:
     for key, value in metadata.items():
-        name = prefix + key
-        kind, code = filters.encode(value)
-        yield name, 0, kind, code, number
-        if isinstance(value, list):
-            for item in value:
-                kind, code = filters.encode(item)
-                yield name, 1, kind, code, number
+        items = value if isinstance(value, list) else []
+        for item, each in [(0, value), *((1, each) for each in items)]:
+            kind, code = filters.encode(each)
+            yield prefix + key, item, kind, code, number
         if isinstance(value, Mapping):
             yield from _metadata_rows(number, value, f"{prefix}{key}.")
 

@@ -138,13 +138,6 @@ class Snapshot(Contents):
         places[alive[sorted(range(len(ids)), key=ids.__getitem__)]] = np.arange(len(ids))
         return places
 
-    def close(self) -> None:
-        """Close all files and databases. Nothing may be using these."""
-        self.words.close()
-        self.documents.close()
-        if self.saved is not None:
-            self.saved.close()
-
 
 _CLOSED = "this store is closed"
 
@@ -344,7 +337,10 @@ class LocalStore:
             self._is_closed = True  # First: a later search would not be waited for.
             self._has_searched.wait_for(lambda: set(self._searching) <= {threading.get_ident()})
             snapshot = self._snapshot
-            snapshot.close()
+            snapshot.words.close()
+            snapshot.documents.close()
+            if snapshot.saved is not None:
+                snapshot.saved.close()
             self._saved = {}
             self._snapshot = snapshot.emptied()
             return snapshot.vectors

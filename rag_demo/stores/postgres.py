@@ -555,7 +555,7 @@ def _described(run: _Run, query: str, hits: Sequence[SearchResult]) -> list[Sear
     results = []
     for rank, hit in enumerate(hits, start=1):
         text, metadata, spans = known[hit.id]
-        best: Any = hit.passage or (spans and best_span(query, text, spans, _LANGUAGE))
-        passage = tuple(best) if best and best[1] else None
+        found = hit.passage or best_span(query, text, spans, _LANGUAGE)
+        passage = found if found and found[1] else None
         results.append(SearchResult(rank, hit.score, hit.id, text, json.loads(metadata), passage))
     return results
