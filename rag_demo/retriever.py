@@ -23,8 +23,7 @@ from rag_demo.searching import (
     Stats,
     check_chunks,
     check_documents,
-    check_queries,
-    check_weights,
+    check_search,
 )
 from rag_demo.stores.filters import Where, parse_filter
 from rag_demo.stores.ingest import embed
@@ -287,8 +286,7 @@ class Retriever(Resource):
             The results of each query.
         """
         self.ensure_open()
-        queries = check_queries(queries, top_k, min_score, mode)
-        weights = check_weights(weights, min_score, mode)
+        queries, weights = check_search(queries, top_k, min_score, mode, weights)
         if rerank is not None and (isinstance(rerank, type) or not hasattr(rerank, "rerank")):
             raise TypeError(f"rerank must be a Reranker, got {short_repr(rerank)}")
         if vectors is not None:

@@ -127,12 +127,16 @@ def check_chunks(size: Any, overlap: Any) -> None:
         )
 
 
-def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[str]:
-    """Check the arguments of `rag_demo.Retriever.search_batch`, and return the queries.
+def check_search(
+    queries: Any, top_k: Any, min_score: Any, mode: Any, weights: Any
+) -> tuple[list[str], tuple[float, float]]:
+    """Check the arguments of `rag_demo.Retriever.search_batch`; return the queries and weights.
 
     Raises:
-        TypeError: A query is not str, or ``min_score`` is not a number.
-        InvalidValueError: ``top_k`` is not positive, ``min_score`` is NaN, or the mode is unknown.
+        TypeError: A query is not str, ``min_score`` is not a number, or the weights are not two.
+        InvalidValueError: ``top_k`` is not positive, or the mode is unknown. A weight is negative
+            or not finite, or both are 0. Or ``min_score`` is higher than all scores of a hybrid
+            search, or NaN.
     """
     if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
         raise InvalidValueError(f"top_k must be a positive whole number, got {short_repr(top_k)}")
@@ -142,17 +146,6 @@ def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[s
         raise InvalidValueError("min_score must not be NaN")
     if mode not in MODES:
         raise InvalidValueError(f"mode must be one of {', '.join(MODES)}, got {short_repr(mode)}")
-    return checked_texts(queries, "queries")
-
-
-def check_weights(weights: Any, min_score: Any, mode: str) -> tuple[float, float]:
-    """Check the weights of a hybrid search, and that a score can reach ``min_score``.
-
-    Raises:
-        TypeError: The weights are not two numbers.
-        InvalidValueError: A weight is negative or not finite, or both are 0; or ``min_score`` is
-            higher than all scores of a hybrid search.
-    """
     try:
         dense, words = map(float, weights)
     except (TypeError, ValueError):
@@ -167,7 +160,7 @@ def check_weights(weights: Any, min_score: Any, mode: str) -> tuple[float, float
             f"min_score is {short_repr(min_score)}, but scores of the mode 'hybrid' end at "
             f"{highest:.4f}; use mode='dense', whose scores are cosines"
         )
-    return dense, words
+    return checked_texts(queries, "queries"), (dense, words)
 
 
 def by_mode(

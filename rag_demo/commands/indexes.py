@@ -90,12 +90,11 @@ def _read_questions(questions: Sequence[str]) -> Iterator[list[str]]:
         return
     lines: Iterator[str] = (line.strip().lstrip("\ufeff") for line in sys.stdin if line.strip())
     size = 1 if sys.stdin.isatty() else _BATCH
-    batch = list(itertools.islice(lines, size))
-    if not batch:
+    batches = iter(lambda: list(itertools.islice(lines, size)), [])
+    first = next(batches, None)
+    if first is None:
         raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
-    while batch:
-        yield batch
-        batch = list(itertools.islice(lines, size))
+    yield from itertools.chain([first], batches)
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from rag_demo.searching import MODES, check_weights
+from rag_demo.searching import MODES, check_search
 from rag_demo.service.responses import Problem
 from rag_demo.stores.filters import parse_filter
 
@@ -104,7 +104,7 @@ class SearchRequest(_Own):
     def _has_queries(self) -> SearchRequest:
         if (self.query is None) == (self.queries is None):
             raise ValueError("exactly one of query and queries is required")
-        check_weights((1.0, 1.0), self.min_score, self.mode or "dense")
+        check_search([], 1, self.min_score, self.mode or "dense", (1.0, 1.0))
         return self
 
 
