@@ -227,10 +227,8 @@ def _document(line: bytes, number: int, text_field: str, name: str) -> Document:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
-        is_object = isinstance(record, dict)
-        found = f"the fields {', '.join(record)}" if is_object else type(record).__name__
         raise ValueError(
-            f'expected an object with a string "{text_field}", got {short_repr(found)}; '
+            f'expected an object with a string "{text_field}", got {short_repr(record)}; '
             "name the field with the text: --text-field"
         )
     keys = [record.pop(name, None) for name in ("id", "_id")]
@@ -251,8 +249,6 @@ def _document(line: bytes, number: int, text_field: str, name: str) -> Document:
 def _read_stdin(reading: Reading) -> Iterator[Document]:
     """Read JSON lines if standard input begins with "{", else one text."""
     stdin: Any = sys.stdin.buffer
-    if not isinstance(stdin, io.BufferedReader):  # A stand-in; a second buffer would wait longer.
-        stdin = io.BufferedReader(stdin)
     try:
         if stdin.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
             yield from _read_lines(stdin, "stdin", _refuse, reading, {})

@@ -7,11 +7,11 @@ while it owns a row. Nothing else is changed, so older contents stay valid while
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -64,24 +64,14 @@ class DocumentTable(Database):
         """Store documents under their numbers."""
         with self.use() as connection:
             pairs = iter(documents)
-            while batch := list(islice(pairs, 4 * _BATCH)):
-                connection.executemany(
-                    "INSERT INTO main.documents VALUES (?, ?, ?, ?, ?)",
-                    [
-                        (number, name, text, _ENCODE(metadata), file)
-                        for number, (name, text, metadata, file) in batch
-                    ],
-                )
-                connection.executemany(
-                    "INSERT OR IGNORE INTO main.metadata VALUES (?, ?, ?, ?, ?)",
-                    (
-                        row
-                        for number, document in batch
-                        for row in _metadata_rows(
-                            number, {**document.metadata, filters.ID: document.id}
-                        )
-                    ),
-                )
+            while batch := list(itertools.islice(pairs, 4 * _BATCH)):
+                rows = [(number, each.id, each.text, _ENCODE(each.metadata), each.file)
+                        for number, each in batch]  # fmt: skip
+                connection.executemany("INSERT INTO main.documents VALUES (?, ?, ?, ?, ?)", rows)
+                known = ((number, {**each.metadata, filters.ID: each.id}) for number, each in batch)
+                facts = itertools.chain.from_iterable(itertools.starmap(_metadata_rows, known))
+                query = "INSERT OR IGNORE INTO main.metadata VALUES (?, ?, ?, ?, ?)"
+                connection.executemany(query, facts)
 
     def replace_from(self, first: int, documents: Sequence[Document]) -> None:
         """Store documents under the numbers from ``first`` on, in place of those that have these.
@@ -165,7 +155,7 @@ class DocumentTable(Database):
         with self.use() as connection:
             rows = connection.execute(query, (after or "",))
             found = (name for number, name in rows if number < len(alive) and alive[number])
-            return list(islice((name for name in found if name != after), limit))
+            return list(itertools.islice((name for name in found if name != after), limit))
 
     def matching(self, where: filters.Where | None, alive: Mask) -> Mask:
         """Tell which documents count and match a filter.

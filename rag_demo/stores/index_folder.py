@@ -642,13 +642,13 @@ class IndexWriter:
     def keep(self, source: str | None, *, finished: bool) -> None:
         """Commit all changes, and go on; make the files again if they waste space."""
         wastes_space = finished and self.contents.wastes_space
-        self.commit(source=source, finished=finished, words_may_lack=0 if finished else MOST_BEHIND)
+        self.commit(source=source, finished=finished)
         if wastes_space:
             with contextlib.closing(SavedIndex(self.folder)) as old:
                 self.clear(old.manifest.model)
                 for batch in old.contents.batches(old.take):
                     self.upsert(batch)
-                self.commit(source=source, words_may_lack=0)
+                self.commit(source=source)
 
     def commit(
         self,
@@ -657,7 +657,6 @@ class IndexWriter:
         source: str | None = None,
         finished: bool = True,
         words: TextIndex | None = None,
-        words_may_lack: int = MOST_BEHIND,
     ) -> None:
         """Make all changes since the last commit durable.
 
@@ -665,13 +664,14 @@ class IndexWriter:
             name: The name of the new commit, which no other has.
             source: What is indexed.
             finished: Whether all of it is.
-            words: A full-text index of these documents; by default that of this writer.
-            words_may_lack: How many documents the full-text index may lack.
+            words: A full-text index of these documents, which may lack some at first; by default
+                the one of this writer, which lacks none when all is indexed.
 
         Raises:
             IndexFileError: The index cannot be written. It is what it was before.
         """
-        if self.manifest.next_number - self.manifest.words_end > words_may_lack:
+        may_lack = 0 if finished and words is None else MOST_BEHIND
+        if self.manifest.next_number - self.manifest.words_end > may_lack:
             self._write_words(words)
         commit = name or secrets.token_hex(8)
         manifest = replace(self.manifest, source=source, finished=finished, commit=commit)

@@ -31,7 +31,8 @@ class Terminal(io.TextIOWrapper):
 def rag_demo(*arguments: str | Path, stdin: str = "", stdout: Any = io.TextIOWrapper) -> Result:
     """Run a command as a shell would, but for the interpreter of its own."""
     given = list(map(str, arguments))
-    text = io.TextIOWrapper(io.BytesIO(stdin.encode()))
+    raw: Any = io.BytesIO(stdin.encode())
+    text = io.TextIOWrapper(io.BufferedReader(raw))
     streams = [kind(io.BytesIO(), "utf-8") for kind in (stdout, io.TextIOWrapper)]
     before = sys.argv, sys.stdin
     code: Any = 0

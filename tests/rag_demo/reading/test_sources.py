@@ -126,7 +126,7 @@ def test_json_lines_are_read(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"text": "a"}\n{broken', "corpus.jsonl:2: not JSON"),
-        ('{"body": "a", "n": 1}', r":1: expected .* got 'the fields body, n'; .* --text-field"),
+        ('{"body": "a", "n": 1}', r":1: expected .* got {'body': 'a', 'n': 1}; .* --text-field"),
         ("[1]", ":1: expected an object"),
         ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', ":2: the id '1' appears twice"),
         ('{"id": [1], "text": "a"}', r":1: the id must be a string or a number, got \[1\]"),
