@@ -60,15 +60,6 @@ def readable(texts: Sequence[str], max_tokens: int | None) -> list[str]:
     return [text[:most] for text in texts]
 
 
-def is_bfloat16_faster(device: str) -> bool:
-    """Tell whether a device is a processor that computes bfloat16 several times faster."""
-    import torch
-
-    found: Any = getattr(torch.cpu, "get_capabilities", dict)()  # Older versions lack it.
-    # AVX-512 BF16 alone gives less than twice the speed.
-    return device == "cpu" and bool(found.get("amx_bf16"))
-
-
 class Encoder(Protocol):
     """A loaded model.
 
