@@ -151,6 +151,10 @@ class DocumentTable(Database):
 
     def page(self, alive: Mask, after: str | None = None, limit: int | None = None) -> list[str]:
         """Return the ids of documents that count, in order, from the one after an id on."""
+        numbers = np.flatnonzero(alive)
+        if 8 * len(numbers) < len(alive):  # They are found faster by their numbers.
+            found = (name for name in self.ids(numbers) if after is None or name > after)
+            return sorted(found)[:limit]
         query = f"SELECT number, value FROM metadata WHERE {_HAS_ID} >= ? ORDER BY value"
         with self.use() as connection:
             rows = connection.execute(query, (after or "",))
