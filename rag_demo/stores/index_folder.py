@@ -49,7 +49,8 @@ PIECE = 1 << 8
 """Rows that are written and checked together; the last piece may have fewer."""
 TABLES = (
     "CREATE TABLE manifest (value TEXT)",
-    "CREATE TABLE pieces (piece INTEGER PRIMARY KEY, owners BLOB, passages BLOB, checksum INTEGER)",
+    # The checksum is first, so that SQLite finds it without the pages of the rest.
+    "CREATE TABLE pieces (piece INTEGER PRIMARY KEY, checksum INTEGER, owners BLOB, passages BLOB)",
 )
 _PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
@@ -606,7 +607,7 @@ class IndexWriter:
             for piece in sorted(map(int, pieces)):
                 some = slice(piece * PIECE, (piece + 1) * PIECE)
                 spans = np.ascontiguousarray(contents.spans[some], np.int32)
-                row = (piece, owners[some].tobytes(), spans.tobytes(), self._checksums[piece])
+                row = (piece, self._checksums[piece], owners[some].tobytes(), spans.tobytes())
                 connection.execute("INSERT OR REPLACE INTO pieces VALUES (?, ?, ?, ?)", row)
         self._contents = contents
         self.manifest = replace(
