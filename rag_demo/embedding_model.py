@@ -28,12 +28,13 @@ from rag_demo.encoding.encoder import (
 )
 from rag_demo.encoding.model_identity import (
     DEFAULT_MODEL,
+    MOVED,
     ModelIdentity,
     check_hub,
     identify,
     packaged_model,
 )
-from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError, check_positive, checked_texts
+from rag_demo.errors import ModelError, check_positive, checked_texts
 from rag_demo.vectors import Vectors, shortened
 from torch_utils import CleanupReport, Resource, closes_on_error, get_optimal_device, release
 
@@ -41,9 +42,6 @@ __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
 _COUNTED_CHARS = 1 << 17  # before another thread may take its turn
 
-_MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")  # Every model has one.
-
-_MOVED = f"if it has moved, name its folder: {HOW_TO_NAME_MODEL}"
 log = logging.getLogger("rag_demo")
 log.addHandler(logging.NullHandler())
 
@@ -141,7 +139,7 @@ class EmbeddingModel(Resource):
     def dimension(self) -> int:
         """Length of the vectors. Loads the model."""
         full = self._loaded().dimension
-        return min(full, self.truncate_dim or full)
+        return self.truncate_dim or full
 
     @property
     def max_tokens(self) -> int | None:
@@ -195,6 +193,11 @@ class EmbeddingModel(Resource):
                 path, self.device, self._dtype, self.prompts, self._trust_remote_code
             )
             try:
+                if (self.truncate_dim or 0) > encoder.dimension:
+                    raise ModelError(
+                        f"truncate_dim is {self.truncate_dim}, but the vectors of {self.name} have "
+                        f"{encoder.dimension} numbers"
+                    )
                 found = self._find()[1]
                 if expected.fingerprint and not found.is_same(expected):
                     raise ModelError(
@@ -312,24 +315,18 @@ class EmbeddingModel(Resource):
         fingerprint = self._identity and self._identity.fingerprint
         if self._cache is None or not fingerprint:
             return []
-        computed = f"{self._dtype} {self.device}"
-        if kind in self.prompts:
-            computed += f" {self.prompts[kind]}"
-        return [make_key(fingerprint, computed, kind, text) for text in texts]
+        made_by = (fingerprint, self._dtype, self.device, self.truncate_dim)
+        return [make_key(*made_by, kind, self.prompts.get(kind), text) for text in texts]
 
     def _find(self) -> tuple[str, ModelIdentity]:
         """Return the folder or the name on the hub, and the identity."""
+        prompt, dimension = self.prompts.get("document"), self.truncate_dim
+        options = "" if prompt is None else f"prompt {prompt!r} "
+        options += f"truncate_dim {dimension}" if dimension else ""
         try:
             path = str(packaged_model()) if self._is_default else self.name
-            folder = Path(path)  # The hub has no names that begin with a slash.
-            is_folder = folder.is_dir() or folder.is_absolute()
-            if is_folder and not any((folder / each).exists() for each in _MODEL_FILES):
-                raise ModelError(
-                    f"no model in the folder {path!r} (neither config.json nor modules.json); "
-                    f"{_MOVED}"
-                )
-            found = identify(path, self._dtype, DEFAULT_MODEL if self._is_default else None)
-            return path, found.with_options(self.prompts.get("document"), self.truncate_dim)
+            name = DEFAULT_MODEL if self._is_default else None
+            return path, identify(path, self._dtype, name, options)
         except OSError as error:
             raise ModelError(f"the model {self.name!r} cannot be read: {error}") from error
 
@@ -362,7 +359,7 @@ def load_encoder(
         ModelError: The model cannot be loaded.
     """
     is_folder = Path(path).is_dir()
-    hint = "name another folder" if is_folder else f"there is no such folder; {_MOVED}"
+    hint = "name another folder" if is_folder else f"there is no such folder; {MOVED}"
     with loading(f"the model {path!r}", device, hint):
         import torch
 

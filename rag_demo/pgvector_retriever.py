@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rag_demo.encoding.embedder import BasicEmbedder, Embedder, check_embedding_model
+from rag_demo.encoding.embedder import BasicEmbedder, check_embedding_model, identity_of
 from rag_demo.retriever import Retriever
 from rag_demo.stores.postgres import DEFAULT_TABLE, PostgresStore, PostgresUrl
 from torch_utils import closes_on_error
@@ -45,7 +45,7 @@ class PgVectorRetriever(Retriever):
         check_embedding_model(embedding_model)
         store = PostgresStore(
             PostgresUrl.parse(dsn, table),
-            identity=Embedder(embedding_model).identity,
+            identity=identity_of(embedding_model),
             pool_size=pool_size,
             timeout_s=timeout_s,
         )

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rag_demo.encoding.embedder import BasicEmbedder, Embedder, check_embedding_model
+from rag_demo.encoding import embedder
+from rag_demo.encoding.embedder import BasicEmbedder
 from rag_demo.errors import check_positive, checked_texts, short_repr
 from rag_demo.reading.document import Document
 from rag_demo.searching import (
@@ -59,7 +60,7 @@ class Retriever(Resource):
     @closes_on_error
     def __init__(self, embedding_model: BasicEmbedder, store: Store) -> None:
         self.store = store
-        check_embedding_model(embedding_model)
+        embedder.check_embedding_model(embedding_model)
         self.embedding_model = embedding_model
 
     def __len__(self) -> int:
@@ -111,7 +112,7 @@ class Retriever(Resource):
             return []
         if vectors is not None:
             places, spans = np.arange(len(documents)), np.zeros((len(documents), 2), np.int32)
-            identity = Embedder(self.embedding_model).known_identity
+            identity = embedder.known_identity(self.embedding_model)
             checked = normalized(vectors, len(documents))
             batch = EmbeddedBatch(documents, places, spans, checked, identity)
         else:
@@ -298,8 +299,7 @@ class Retriever(Resource):
         if mode == "bm25":
             vectors = None
         elif vectors is None:
-            embedded = Embedder(self.embedding_model).embed_queries(queries)
-            vectors = normalized(embedded, len(queries))
+            vectors = embedder.embed_queries(self.embedding_model, queries)
         wanted = int(top_k) * (1 if rerank is None else _RERANKED)
         found = self.store.search(SearchRequest(queries, vectors, where, wanted, mode, weights))
         if min_score is not None:
@@ -343,7 +343,7 @@ class LocalRetriever(Retriever):
                 the index is damaged, or it cannot be written. The old content stays.
         """
         self.ensure_open()
-        identity = Embedder(self.embedding_model).identity
+        identity = embedder.identity_of(self.embedding_model)
         self.store.save(Path(path), identity, overwrite=overwrite)
 
     def load(self, path: str | Path, *, check: bool = False) -> int:
@@ -365,5 +365,5 @@ class LocalRetriever(Retriever):
             ModelMismatchError: The index was made with another embedding model.
         """
         self.ensure_open()
-        identity = Embedder(self.embedding_model).identity
+        identity = embedder.identity_of(self.embedding_model)
         return self.store.load(Path(path), identity, check=check)

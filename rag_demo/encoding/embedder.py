@@ -1,4 +1,4 @@
-"""The interface of embedding models, and an adapter that completes a minimal one."""
+"""The interface of embedding models, and what a minimal one lacks: its members are optional."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import short_repr
+from rag_demo.vectors import Vectors, normalized
 
 _MEMBERS = ("dimension", "embed_query", "embed_documents")
 _CHARS = 1000  # of a text that a model of unknown limit reads
-
-
 _PROBE = "a text by which models without a name are told apart"
 
 
 class BasicEmbedder(Protocol):
-    """The minimal embedding model; `Embedder` adds the rest."""
+    """The minimal embedding model; `EmbeddingModel` has more members, which are optional."""
 
     @property
     def dimension(self) -> int:
@@ -46,63 +43,69 @@ def check_embedding_model(model: object) -> None:
         )
 
 
-class Embedder:
-    """A complete embedding model over a `BasicEmbedder`.
+def identity_of(model: BasicEmbedder) -> ModelIdentity:
+    """Return the identity of a model. A saved index opens only with the model that made it.
 
-    The defaults for missing members: an identity by name, or else by class and the vector of one
-    text; a limit of 1,000 characters, queries that are embedded one by one, and one report of
-    progress at the end.
+    A model without a name is identified by its class and the vector of one text.
     """
+    if known := known_identity(model):
+        return known
+    (probe,) = embed_queries(model, [_PROBE])
+    return ModelIdentity(type(model).__name__, probe=tuple(probe.tolist()))
 
-    def __init__(self, model: BasicEmbedder) -> None:
-        self._model = model
 
-    @property
-    def identity(self) -> ModelIdentity:
-        """The identity. A saved index opens only with the model that made it."""
-        if known := self.known_identity:
-            return known
-        probe = np.ravel(np.asarray(self._model.embed_query(_PROBE), float))
-        return ModelIdentity(type(self._model).__name__, probe=tuple(probe.round(6).tolist()))
+def known_identity(model: BasicEmbedder) -> ModelIdentity | None:
+    """Return the identity of a model; None if it takes an embedding to know it."""
+    identity, name = getattr(model, "identity", None), getattr(model, "name", None)
+    if isinstance(identity, ModelIdentity):
+        return identity
+    return ModelIdentity(name) if isinstance(name, str) else None
 
-    @property
-    def known_identity(self) -> ModelIdentity | None:
-        """The identity; None if it takes an embedding to know it."""
-        identity = getattr(self._model, "identity", None)
-        if isinstance(identity, ModelIdentity):
-            return identity
-        name = getattr(self._model, "name", None)
-        return ModelIdentity(name) if isinstance(name, str) else None
 
-    def lengths(self, texts: Sequence[str]) -> Sequence[float]:
-        """Return the length of each text as a document, divided by what the model reads."""
-        limit = getattr(self._model, "max_tokens", None)
-        counts = limit and self._model.count_tokens(list(texts))  # type: ignore[attr-defined]  # it has both
-        if not counts:
-            return [len(text) / _CHARS for text in texts]
-        return [count / limit for count in counts]
+def lengths(model: BasicEmbedder, texts: Sequence[str]) -> Sequence[float]:
+    """Return the length of each text as a document, divided by what the model reads.
 
-    def embed_queries(self, texts: Sequence[str]) -> Any:
-        """Embed queries: shape (n, d)."""
-        embed = getattr(self._model, "embed_queries", None)
-        if embed is not None:
-            return embed(list(texts))
-        return [self._model.embed_query(text) for text in texts]
+    A model of unknown limit is taken to read 1,000 characters.
+    """
+    limit = getattr(model, "max_tokens", None)
+    counts = limit and model.count_tokens(list(texts))  # type: ignore[attr-defined]  # it has both
+    if not counts:
+        return [len(text) / _CHARS for text in texts]
+    return [count / limit for count in counts]
 
-    def embed_documents(
-        self, texts: Sequence[str], *, on_progress: Callable[[int], object] | None = None
-    ) -> Any:
-        """Embed documents: shape (n, d).
 
-        Args:
-            texts: The documents.
-            on_progress: Called with the number of texts embedded since the last call.
-        """
-        embed: Any = self._model.embed_documents
-        if on_progress is None:
-            return embed(list(texts))
-        if "on_progress" in inspect.signature(embed).parameters:
-            return embed(list(texts), on_progress=on_progress)
-        vectors = embed(list(texts))
+def embed_queries(model: BasicEmbedder, texts: Sequence[str]) -> Vectors:
+    """Embed queries, together if the model can: shape (n, d), each row of length 1."""
+    embed = getattr(model, "embed_queries", None)
+    vectors = embed(list(texts)) if embed is not None else list(map(model.embed_query, texts))
+    return _checked(model, vectors, len(texts))
+
+
+def embed_documents(
+    model: BasicEmbedder, texts: Sequence[str], on_progress: Callable[[int], object] | None = None
+) -> Vectors:
+    """Embed documents: shape (n, d), each row of length 1.
+
+    Args:
+        model: The model.
+        texts: The documents.
+        on_progress: Called with the number of texts embedded since the last call; once, at the end,
+            if the model reports no progress.
+    """
+    embed: Any = model.embed_documents
+    if on_progress is not None and "on_progress" in inspect.signature(embed).parameters:
+        return _checked(model, embed(list(texts), on_progress=on_progress), len(texts))
+    vectors = _checked(model, embed(list(texts)), len(texts))
+    if on_progress is not None:
         on_progress(len(texts))
-        return vectors
+    return vectors
+
+
+def _checked(model: BasicEmbedder, vectors: Any, count: int) -> Vectors:
+    checked, dimension = normalized(vectors, count), model.dimension
+    if dimension and checked.shape[1] != dimension:
+        raise ValueError(
+            f"the embedding model returned vectors of {checked.shape[1]} numbers, but its "
+            f"dimension is {dimension}; correct one of them"
+        )
+    return checked

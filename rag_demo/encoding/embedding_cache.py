@@ -7,6 +7,7 @@ killed process does not damage it.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import sqlite3
@@ -117,14 +118,13 @@ def _sealed(key: bytes, data: bytes) -> bytes:
     return data + zlib.crc32(data, zlib.crc32(key)).to_bytes(4, "little")
 
 
-def make_key(model: str, dtype: str, kind: str, text: str) -> bytes:
-    """Return the key of one text: 16 bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (model, dtype, kind, text):
-        content = part.encode("utf-8", "surrogatepass")
-        digest.update(len(content).to_bytes(8, "little"))
-        digest.update(content)
-    return digest.digest()
+def make_key(*parts: str | int | None) -> bytes:
+    """Return the key of one text: 16 bytes.
+
+    Args:
+        *parts: The text, and all that its vector depends on.
+    """
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 
 
 def default_cache_path() -> Path:

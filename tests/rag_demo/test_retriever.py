@@ -123,6 +123,15 @@ def test_object_that_cannot_embed_is_refused(model: Any) -> None:
         PyTorchGPURetriever(model)
 
 
+def test_model_whose_dimension_is_not_that_of_its_vectors_is_refused() -> None:
+    class Wrong(Hashed):
+        dimension = DIMENSION + 1
+
+    with OnCpu(Wrong()) as retriever:
+        with pytest.raises(ValueError, match=f"vectors of {DIMENSION} numbers, but its dimension"):
+            retriever.add(["a"])
+
+
 def test_import_without_the_extra_says_what_to_install() -> None:
     result = run(
         """
