@@ -30,7 +30,7 @@ from rag_demo.encoding.model_identity import (
     DEFAULT_MODEL,
     MOVED,
     ModelIdentity,
-    check_hub,
+    check_model_name,
     identify,
     packaged_model,
 )
@@ -90,10 +90,7 @@ class EmbeddingModel(Resource):
         prompts: Mapping[str, str] | None = None,
         truncate_dim: int | None = None,
     ) -> None:
-        if not isinstance(model_name_or_path, (str, Path, type(None))):
-            raise TypeError(
-                f"model_name_or_path must be a folder or a name, got {model_name_or_path!r}"
-            )
+        check_model_name(DEFAULT_MODEL if model_name_or_path is None else model_name_or_path)
         check_positive("batch_size", batch_size)
         check_positive("truncate_dim", truncate_dim)
         if dtype not in (None, "float32", "bfloat16", "float16"):
@@ -360,7 +357,7 @@ def load_encoder(
     """
     is_folder = Path(path).is_dir()
     hint = "name another folder" if is_folder else f"there is no such folder; {MOVED}"
-    with loading(f"the model {path!r}", device, hint):
+    with loading("the model", path, device, hint):
         import torch
 
         from rag_demo.encoding.bert_encoder import BertEncoder
@@ -371,8 +368,6 @@ def load_encoder(
                 return BertEncoder(Path(path), *options)
             except (ValueError, OSError, KeyError) as why:
                 log.debug("%s is run by sentence-transformers: %s", path, why)
-        if not is_folder:
-            check_hub(path)
         return SentenceTransformersEncoder(path, *options, trust_remote_code=trust_remote_code)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rag_demo.encoding.encoder import loading, sentence_transformers
-from rag_demo.encoding.model_identity import check_hub
+from rag_demo.encoding.model_identity import check_model_name
 from rag_demo.errors import ModelError, check_positive
 from rag_demo.searching import SearchResult
 from torch_utils import Resource, closes_on_error, find_batch_size, get_optimal_device, release
@@ -51,10 +51,7 @@ class Reranker(Resource):
         batch_size: int = 32,
         trust_remote_code: bool = False,
     ) -> None:
-        if not isinstance(model_name_or_path, (str, Path)):
-            raise TypeError(
-                f"model_name_or_path must be a folder or a name, got {model_name_or_path!r}"
-            )
+        check_model_name(model_name_or_path)
         check_positive("batch_size", batch_size)
         self.name = str(model_name_or_path)
         self.device = device
@@ -107,9 +104,7 @@ class Reranker(Resource):
         if self._encoder is None:
             self.device = self.device or get_optimal_device()
             hint = "name a folder with a cross-encoder, or a model on the hub"
-            with loading(f"the reranker {self.name!r}", self.device, hint):
-                if not Path(self.name).exists():
-                    check_hub(self.name)
+            with loading("the reranker", self.name, self.device, hint):
                 self._encoder = sentence_transformers().CrossEncoder(
                     self.name, device=self.device, trust_remote_code=self._trust_remote_code
                 )

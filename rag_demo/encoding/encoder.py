@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from rag_demo.encoding.model_identity import check_hub
 from rag_demo.errors import ModelError, RagDemoError, check_device, required
 from rag_demo.vectors import Vectors, ahead
 from torch_utils import ReleasedError, find_batch_size
@@ -161,23 +162,28 @@ def packed(sizes: Sequence[int], budget: int) -> list[Any]:
 
 
 @contextlib.contextmanager
-def loading(what: str, device: str, hint: str) -> Iterator[None]:
+def loading(what: str, name: str, device: str, hint: str) -> Iterator[None]:
     """Turn any error of a block that loads a model into a `ModelError` of one line.
 
+    A model that is not a folder is looked for on the hub first.
+
     Args:
-        what: The model, for the message.
+        what: What is loaded, for the message.
+        name: A folder, or a name on the hub.
         device: torch's name of the device.
         hint: What to do if the files are the reason.
     """
     check_device(device)
     try:
+        if not Path(name).exists():
+            check_hub(name)
         yield
     except RagDemoError:
         raise
     except Exception as error:
         # The libraries raise many types of errors for a damaged model.
         reason = str(error).strip().partition("\n")[0] or repr(error)
-        raise ModelError(f"{what} cannot be loaded: {reason}; {hint}") from error
+        raise ModelError(f"{what} {name!r} cannot be loaded: {reason}; {hint}") from error
 
 
 def sentence_transformers() -> Any:

@@ -157,6 +157,12 @@ def _digest(path: Path, *_status: int) -> str:
     return digest.hexdigest()
 
 
+def check_model_name(name: object) -> None:
+    """Raise a TypeError if a name of a model, or its folder, has another type."""
+    if not isinstance(name, (str, Path)):
+        raise TypeError(f"model_name_or_path must be a folder or a name, got {name!r}")
+
+
 def check_hub(name: str) -> None:
     """Check that a model is on this machine, or else on the hub, with at most two requests.
 
