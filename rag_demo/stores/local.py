@@ -397,13 +397,14 @@ def _by_vectors(
             scores = exact_scores(vectors.take, queries, query, rows)
         best = _best(query, rows, scores, depth, order_of)
         query, rows, scores = query[best], rows[best], scores[best]
-        columns = (owners[rows].tolist(), scores.tolist(), rows.tolist())
-        hits = map(Hit._make, zip(*columns, strict=True))
-        found = [dict[int, Hit]() for _ in queries]  # Each document once, with its best row.
-        for place, hit in zip(query.tolist(), hits, strict=True):
-            found[place].setdefault(hit.id, hit)
-        if depth == available or all(len(each) >= wanted for each in found):
-            return [list(each.values())[:wanted] for each in found]
+        pairs = query * snapshot.next_number + owners[rows]
+        once = np.sort(np.unique(pairs, return_index=True)[1])  # each document with its best row
+        query, rows, scores = query[once], rows[once], scores[once]
+        counts = np.bincount(query, minlength=len(queries))
+        if depth == available or counts.min() >= wanted:
+            columns = (owners[rows].tolist(), scores.tolist(), rows.tolist())
+            hits = map(Hit._make, zip(*columns, strict=True))
+            return [list(itertools.islice(hits, n))[:wanted] for n in counts.tolist()]
         depth = min(4 * depth, available)
 
 
@@ -444,8 +445,8 @@ def _results(
         return [[] for _ in queries]
     numbers, scores, rows = zip(*hits, strict=True)
     names, texts, metadata, _ = zip(*snapshot.documents.get(numbers), strict=True)
-    spans = snapshot.spans[np.asarray(rows)].tolist()
-    passages = [(start, stop) if stop else None for start, stop in spans]
+    starts, stops = snapshot.spans[np.asarray(rows)].T.tolist()
+    passages = [(a, b) if b else None for a, b in zip(starts, stops, strict=True)]
     if min(rows) < 0:  # Words have found some.
         owners = snapshot.owners
         parts = np.flatnonzero(np.isin(owners, numbers) & (snapshot.spans[:, 1] > 0))
