@@ -153,7 +153,7 @@ class GrowableRows:
     @property
     def rows(self) -> Any:
         """A view of the rows."""
-        return self.buffer[: self._count]
+        return self._shared[0][: self._count]
 
     def append(self, rows: Any, error: float = 0.0) -> GrowableRows:
         """Return a snapshot with these rows at the end, in amortised linear time."""

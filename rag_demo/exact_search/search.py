@@ -74,22 +74,22 @@ class Source:
     Attributes:
         device: The device of the vectors.
         products: How to multiply the vectors, see `products_on`.
-        at_once: How many scores to compute at once, see `scores_at_once`.
         chunks: Takes a number, and yields consecutive vectors, at most so many at once.
         take: Returns the true vectors of rows: shape (n, d), float32, in host memory.
         allowed: Which rows are allowed: shape (n,); None for all.
         error: The largest distance of a row from the true vector.
         resident: All true vectors, float32, if they are on a device that computes in float64.
+        scratch_bytes: Scores and candidates fit into so many bytes; None for any number.
     """
 
     device: Any
     products: Products
-    at_once: int
     chunks: Callable[[int], Iterable[Any]]
     take: Callable[[Rows], Vectors]
     allowed: Mask | None = None
     error: float = 0.0
     resident: Any = None
+    scratch_bytes: int | None = None
 
 
 def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
@@ -104,6 +104,9 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
         All pairs that score at least as much as the k-th best one of their query, with their exact
         scores.
     """
+    at_once = 1 << (23 if source.device.type == "cpu" else 28)  # scores, in a CPU's caches
+    if source.scratch_bytes is not None:
+        at_once = min(at_once, max(1 << 14, source.scratch_bytes // 16))
     with torch.inference_mode():
         products = source.products
         asked = torch.from_numpy(queries).to(source.device)
@@ -118,8 +121,8 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
         best = asked.new_full((len(queries), top_k), _LEAST)  # the largest maxima of blocks
         bar = asked.new_full((len(queries), 1), _LEAST)  # of the true scores
         found: list[tuple[Any, Any, Any]] = []  # candidates: query, row and score
-        start, count, most = 0, 0, max(source.at_once // _SCORES_PER_PAIR, 2 * best.numel())
-        for vectors in source.chunks(max(1, source.at_once // len(queries))):
+        start, count, most = 0, 0, max(at_once // _SCORES_PER_PAIR, 2 * best.numel())
+        for vectors in source.chunks(max(1, at_once // len(queries))):
             scores, width = products.multiply(factors, vectors), len(vectors)
             if source.allowed is not None:
                 forbidden = torch.from_numpy(~source.allowed[start : start + width])
@@ -242,9 +245,3 @@ def _allowed_error() -> float:
     """
     is_exact = torch.get_float32_matmul_precision() == "highest"
     return 0.0 if is_exact and not torch.backends.cuda.matmul.allow_tf32 else 2.0**-7 + 2.0**-16
-
-
-def scores_at_once(device: Any, scratch_bytes: int | None) -> int:
-    """Return how many scores fit into a device's caches, and with candidates into so many bytes."""
-    most = 1 << (23 if device.type == "cpu" else 28)
-    return most if scratch_bytes is None else min(most, max(1 << 14, scratch_bytes // 16))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from rag_demo.exact_search.search import (
     Source,
     has_fast_bfloat16,
     products_on,
-    scores_at_once,
     search,
 )
 from rag_demo.searching import Order
@@ -67,7 +67,7 @@ class TensorVectors:
     def __len__(self) -> int:
         return self._in_file + (0 if self.host is None else len(self.host))
 
-    @property
+    @cached_property
     def _in_file(self) -> int:
         """How many rows are in the saved index; ``host`` has the following ones."""
         return 0 if self.saved is None else self.saved.manifest.rows
@@ -147,9 +147,8 @@ class TensorVectors:
     def _gathered(self, rows: Rows) -> Source:
         """Return a copy of some rows as they are searched."""
         device, vectors = torch.device("cpu"), self.take(rows)
-        products, at_once = products_on(device, torch.float32), scores_at_once(device, None)
-        chunks = torch.from_numpy(vectors).split
-        return Source(device, products, at_once, chunks, lambda few: vectors.take(few, axis=0))
+        products, chunks = products_on(device, torch.float32), torch.from_numpy(vectors).split
+        return Source(device, products, chunks, lambda few: vectors.take(few, axis=0))
 
     def _source(self, queries: int, allowed: Mask | None) -> Source:
         """Return all rows as they are searched for so many queries."""
@@ -167,12 +166,12 @@ class TensorVectors:
         return Source(
             device,
             products_on(device, dtype),
-            scores_at_once(device, self.memory_budget and self.memory_budget // 4),
             chunks,
             self.take,
             allowed,
             0.0 if copy is None else copy.error,
             parts[0] if is_true else None,  # Other devices may lack float64.
+            self.memory_budget and self.memory_budget // 4,
         )
 
     def _streamed(self, step: int) -> Iterator[Any]:

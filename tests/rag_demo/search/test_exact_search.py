@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rag_demo.exact_search.search import Products, Source, products_on, scores_at_once, search
+from rag_demo.exact_search.search import Products, Source, products_on, search
 from rag_demo.vectors import exact_scores
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -28,20 +28,19 @@ def narrow_products(device: Any, dtype: Any) -> Products:
 
 
 class Profile(NamedTuple):
-    """How a device multiplies, how many scores at once, and whether it computes in float64."""
+    """How a device multiplies, its memory, and whether it computes in float64."""
 
     products: Any
-    at_once: int
+    scratch_bytes: int | None = None
     has_float64: bool = False
 
 
-ON_GPU = scores_at_once(torch.device("cuda"), None)
 PROFILES = {
-    "cpu": Profile(products_on, scores_at_once(ON_CPU, None)),
-    "cpu, little memory": Profile(products_on, scores_at_once(ON_CPU, 1)),
-    "gpu": Profile(wide_products, ON_GPU, has_float64=True),
-    "gpu, little memory": Profile(wide_products, 1 << 14, has_float64=True),
-    "no float64, narrow scores": Profile(narrow_products, ON_GPU),
+    "cpu": Profile(products_on),
+    "cpu, little memory": Profile(products_on, 1),
+    "gpu": Profile(wide_products, has_float64=True),
+    "gpu, little memory": Profile(wide_products, 1, has_float64=True),
+    "no float64, narrow scores": Profile(narrow_products),
 }
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -69,12 +68,12 @@ def source_of(vectors: Any, dtype: Any, allowed: Any, profile: Profile) -> Sourc
     return Source(
         ON_CPU,
         profile.products(ON_CPU, dtype),
-        profile.at_once,
         rounded.split,
         lambda rows: vectors.take(rows, axis=0),
         allowed,
         0.0 if dtype == torch.float32 else distance,
         true if profile.has_float64 and dtype == torch.float32 else None,
+        profile.scratch_bytes,
     )
 
 
@@ -133,14 +132,14 @@ def test_scores_do_not_depend_on_the_batch(profile: Profile) -> None:
 
 def test_many_ties_are_scored_again_a_few_times_only() -> None:
     """Also if a memory budget leaves room for few candidates."""
-    vectors = np.full((20_000, 4), 0.5, np.float32)
+    vectors = np.full((200_000, 4), 0.5, np.float32)
     taken = []
 
     def take(rows: Any) -> Any:
         taken.append(len(rows))
         return vectors[rows]
 
-    source = replace(source_of(vectors, torch.float32, None, PROFILES["cpu"]), take=take)
-    found = search(replace(source, at_once=512), vectors[:1], 5)
+    source = source_of(vectors, torch.float32, None, PROFILES["cpu, little memory"])
+    found = search(replace(source, take=take), vectors[:1], 5)
     assert np.array_equal(np.sort(found.row), np.arange(len(vectors)))
     assert sum(taken) < 4 * len(vectors)
