@@ -16,7 +16,7 @@ import sys
 from _signal import getsignal
 from _thread import get_ident
 from time import monotonic
-from weakref import WeakSet
+from weakref import ref
 
 from torch_utils._runtime import MODULES, Phase, current_task, early_bound, is_finalizing
 from torch_utils.errors import SignalError
@@ -32,11 +32,11 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _HANDLERS: dict[int, Any] = {}  # the program's own, by signal
 _NOTED: list[int] = []
-_BLOCKS: WeakSet[DeferredSignals] = WeakSet()  # the block that has replaced handlers
+_OPEN: list[ref[DeferredSignals]] = []  # the block that has replaced handlers, while it exists
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    if not _BLOCKS:  # The block never ended.
+    if not _OPEN:  # The block never ended.
         _put_back()
         _NOTED.clear()
     elif number != signal.SIGINT or number not in _NOTED:
@@ -52,7 +52,7 @@ def _put_back() -> None:
         for number, handler in list(_HANDLERS.items()):
             if getsignal(number) is _note:
                 signal.signal(number, handler)
-        _BLOCKS.clear()
+        _OPEN.clear()
     except BaseException:  # A restored handler raised; restore the others.
         _put_back()
         raise
@@ -87,11 +87,12 @@ class DeferredSignals:
     def __enter__(self) -> None:
         threading = MODULES.get("threading")
         is_elsewhere = threading and get_ident() != threading.main_thread().ident
-        if _BLOCKS or is_finalizing() or is_elsewhere:
+        if _OPEN or is_finalizing() or is_elsewhere:
             return
         try:
             _put_back()
             _NOTED.clear()
+            _OPEN.append(ref(self, _OPEN.remove))
             # asyncio's own handler does nothing. To replace it would interrupt system calls from
             # then on, because `signal.signal` clears the flag SA_RESTART, which asyncio sets.
             of_loop = getattr(MODULES.get("asyncio.unix_events"), "_sighandler_noop", None)
@@ -99,7 +100,6 @@ class DeferredSignals:
                 handler = getsignal(number)
                 is_deferred = handler is not of_loop and getattr(handler, "is_deferred", True)
                 if callable(handler) and is_deferred:
-                    _BLOCKS.add(self)
                     _HANDLERS[number] = handler
                     signal.signal(number, _note)
         except BaseException as error:  # A handler raised before anything was closed.
@@ -108,7 +108,7 @@ class DeferredSignals:
                 raise
 
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        if self not in _BLOCKS:
+        if not _OPEN or _OPEN[0]() is not self:
             return
         try:
             _put_back()

@@ -184,6 +184,25 @@ def test_forked_child_does_not_use_its_parents_scope() -> None:
     assert output.splitlines() == ["True", "child's", "parent's newest", "parent's"]
 
 
+def test_scope_at_the_recursion_limit_fails_without_messages() -> None:
+    """It is not half open: its destructor has nothing to close or to warn of."""
+    output = output_of("""
+    import sys, warnings, torch
+    from torch_utils import SafePyTorchCleanup
+    warnings.simplefilter("always")
+    def descend(depth):
+        if depth: return descend(depth - 1)
+        with SafePyTorchCleanup(): pass
+    descend(0)
+    failed, limit = 0, sys.getrecursionlimit()
+    for depth in range(limit - 100, limit):
+        try: descend(depth)
+        except RecursionError: failed += 1
+    print(0 < failed < 100)
+    """)
+    assert output == "True\n"
+
+
 # Decorators
 
 
