@@ -121,7 +121,8 @@ class SafePyTorchCleanup:
     then, while all modules are intact; a forked child never closes its parent's.
 
     Args:
-        *resources: Objects to release at the end; of any kind that `release` supports.
+        *resources: Objects to release at the end, by one `release`, the last one first; of any
+            kind that it supports.
         collect: See `release`.
         trim_host: See `release`.
         thorough: See `release`.

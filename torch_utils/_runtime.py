@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import builtins
 import sys
+from _operator import sub  # `operator` itself would be imported for this alone
 from itertools import repeat
-from operator import sub
 
 # Modules that the package imports itself avoid `typing` and `collections.abc`, which take three
 # times as long to import as these modules.
