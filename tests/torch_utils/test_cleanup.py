@@ -12,6 +12,8 @@ import logging
 import signal
 import sys
 import threading
+import types
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,12 +43,13 @@ def failing(error: BaseException) -> Any:
 def test_scope_releases_last_in_first_out() -> None:
     order: list[str] = []
     model = nn.Linear(16, 16)
-    with SafePyTorchCleanup(model) as scope:
+    passed = [types.SimpleNamespace(close=partial(order.append, name)) for name in "ab"]
+    with SafePyTorchCleanup(*passed, model) as scope:
         assert scope.report is None
         tensor = scope.manage(torch.ones(100))
         assert scope.callback(order.append, "first") == order.append
         scope.callback(order.append, "second")
-    assert order == ["second", "first"]
+    assert order == ["second", "first", "b", "a"]
     assert tensor.numel() == 0
     assert scope.report.freed_bytes == {"host": 4 * (16 * 16 + 16 + 100)}
     with pytest.raises(ReleasedError):
@@ -182,6 +185,20 @@ def test_forked_child_does_not_use_its_parents_scope() -> None:
         scope.callback(print, "parent's newest", flush=True)
     """)
     assert output.splitlines() == ["True", "child's", "parent's newest", "parent's"]
+
+
+def test_scope_that_the_exit_has_closed_takes_nothing_more() -> None:
+    output = output_of("""
+    import atexit
+    def late():
+        try: scope.callback(print, "lost")
+        except TorchUtilsError as error: print("is not open" in str(error))
+    atexit.register(late)
+    from torch_utils import SafePyTorchCleanup, TorchUtilsError
+    scope = SafePyTorchCleanup().__enter__()
+    scope.callback(print, "closed")
+    """)
+    assert output.splitlines() == ["closed", "True"]
 
 
 def test_scope_at_the_recursion_limit_fails_without_messages() -> None:

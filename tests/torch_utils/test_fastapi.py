@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.clean_exit import check
 from tests.support.programs import IMPORT_PATH, assert_clean, run_forked
-from torch_utils import Resource, SafePyTorchCleanup
+from torch_utils import ModelHost, Resource, SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
 
 
@@ -103,6 +103,27 @@ def test_hanging_callback_is_logged_and_abandoned(
     text = caplog.text
     assert "exceeded 3 s and was abandoned; stack of its thread:" in text
     assert "let_go.wait()" in text
+
+
+@pytest.mark.slow
+def test_lease_that_stays_open_leaves_time_to_close_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    closed: list[Any] = []
+    host = ModelHost(lambda: [1], name="lent")
+    lease = host.lease()
+
+    @lifespan(deadline_s=3.0)
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        scope.manage(Model("older", closed))
+        scope.manage(host)
+        lease.__enter__()
+        yield
+
+    serve(models)
+    assert [name for name, _ in closed] == ["older"]
+    assert "lent" in caplog.text and "was abandoned" not in caplog.text
+    lease.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("starts", [True, False])

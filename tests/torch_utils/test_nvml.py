@@ -56,6 +56,12 @@ assert memory_snapshot().devices["cuda:1"].free_bytes == 600
 assert is_cuda_available()
 assert safe_cuda_empty_cache() is False
 """
+IN_USE = """
+torch.cuda.is_initialized = lambda: True
+torch._C._cuda_hasPrimaryContext = lambda index: index == 0
+assert [*memory_snapshot().devices] == ["cuda:1"]  # torch does not answer for the other one.
+torch.cuda.is_initialized = lambda: False
+"""
 TROUBLE = """
 Nvml.failing = (0,)
 info = get_device_info()
@@ -67,4 +73,4 @@ assert get_device_info()["backend"] == "cpu"
 
 
 def test_nvml_describes_cards_without_a_context_and_its_trouble_raises_nothing() -> None:
-    assert_clean(run_forked(STAND_IN + CHECKS + TROUBLE, quick_end=True))
+    assert_clean(run_forked(STAND_IN + CHECKS + IN_USE + TROUBLE, quick_end=True))
