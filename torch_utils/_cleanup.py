@@ -212,7 +212,7 @@ class SafePyTorchCleanup:
                 release = functools.partial(work.run, self._resources[::-1], is_again=True)
                 steps.append(("the resources", release))
             block = _Block(work, steps, _read_flags() if self._restores_flags else {})
-            # One step, because two threads may enter the same scope.
+            # Atomic, because two threads may enter the same scope.
             if vars(self).setdefault("_block", block) is block:
                 return self
             block.steps.clear()

@@ -286,7 +286,7 @@ class Release:
         return holders
 
     def _still_held(self, alive: list[Held], holders: Holders) -> tuple[StillHeld, ...]:
-        """Describe memory that is alive, the largest first; what stays whole as a whole."""
+        """Describe memory that is alive, the largest first. What stays whole is one entry."""
         held: dict[tuple[int, str], StillHeld] = {}
         for one in alive:
             name = one.what if one.part is None else one.part.name
