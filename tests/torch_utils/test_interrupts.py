@@ -163,6 +163,23 @@ def test_second_sigint_interrupts_a_hanging_release() -> None:
         send_sigint()
 
 
+def send_sigint_twice() -> None:
+    """Send a SIGINT that is put off, and one that is delivered at once."""
+    send_sigint()
+    send_sigint()
+
+
+def test_second_sigint_leaves_no_signal_put_off_for_ever() -> None:
+    """Also at the very end, when the handlers have not been restored yet."""
+
+    def check(place: Place) -> None:
+        place.run(Counted().close)
+        with pytest.raises(KeyboardInterrupt):
+            send_sigint()
+
+    interrupt_everywhere(check, package=PACKAGE, minimum=50, deliver=send_sigint_twice)
+
+
 class Stop(BaseException):
     """A BaseException that only the program itself catches."""
 
