@@ -97,10 +97,13 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
 
     skipped = Skipped()
     files: set[str] = set()  # read to their end
+    made_by = load_manifest(folder).model
     with contextlib.ExitStack() as stack:
-        earlier = stack.enter_context(contextlib.closing(open_store(folder)))
-        manifest = earlier.manifest  # All is decided on this state.
         name, documents = _read(source, skipped, embedding, on_read=files.add)
+        embedder = stack.enter_context(options.open_model(made_by=made_by, **embedding))
+        # All is decided on this state. A service may have changed the index since the first look.
+        earlier = stack.enter_context(contextlib.closing(open_store(folder)))
+        manifest = earlier.manifest
         sources = (manifest.source or _UNKNOWN).split(_AND)
         if not manifest.finished and sources[-1] != name:
             raise IndexFileError(  # It would look complete.
@@ -126,7 +129,6 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
             known = earlier.files_in(f"{full_path(source)}{os.sep}")
             return files | {file for file in known if not Path(file).exists()}
 
-        embedder = stack.enter_context(options.open_model(made_by=manifest.model, **embedding))
         if manifest.model is not None:
             refuse_other_model(folder, manifest.model, embedder.identity)
         _ingest(

@@ -305,7 +305,8 @@ class LocalStore:
                 source = saved.manifest.source  # This is a copy.
             # After an interrupt it is unknown which of the two states the folder has.
             self._saved[place] = [*known, (commit, snapshot.documents, snapshot.owners)]
-            writer.commit(commit, source=source, words=snapshot.words)
+            finished = saved is None or saved.manifest.finished  # Else it lacks documents still.
+            writer.commit(commit, source=source, finished=finished, words=snapshot.words)
 
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False

@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -244,10 +245,37 @@ def test_add_to_an_incomplete_index_is_refused(command: list[str | Path], tmp_pa
     succeed(*command)
     with contextlib.closing(sqlite3.connect(folder / "rag-demo-1.sqlite")) as database, database:
         database.execute("UPDATE manifest SET value = json_set(value, '$.finished', json('false'))")
-    assert not info(folder)["finished"]
+    with EmbeddingModel(info(folder)["model"]) as model, OnCpu(model) as retriever:
+        retriever.load(folder)
+        retriever.add(["of a program"])
+        retriever.save(tmp_path / "copy")
+    assert not info(folder)["finished"] and not info(tmp_path / "copy")["finished"]
     assert "is incomplete" in rag_demo("search", folder, "words").stderr
     refused = fail("add", folder, tmp_path / "more.jsonl")
     assert "still runs or was interrupted" in refused and "run that command again" in refused
     succeed(*command)
     succeed("add", folder, tmp_path / "more.jsonl")
     assert info(folder)["finished"] and len(texts(folder)) == 2
+
+
+def test_add_uses_the_state_after_its_start(command: list[str | Path], tmp_path: Path) -> None:
+    """A service may change the index while the command reads its input and loads the model."""
+    write(tmp_path, 2)
+    succeed(*command)
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{IMPORT_MAIN}; main()", "add", tmp_path / "i", "-"],
+        stdin=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH},
+    ) as process:
+        pipe, unread = process.stdin, bytearray(4)
+        assert pipe
+        pipe.write('{"id": "new", ')
+        pipe.flush()
+        wait_for(lambda: fcntl.ioctl(pipe, termios.FIONREAD, unread) or not any(unread))
+        succeed(
+            "delete", tmp_path / "i", *(each for each in documents(tmp_path / "i") if "1" in each)
+        )
+        process.communicate('"text": "new"}\n')
+    assert process.returncode == 0
+    assert set(texts(tmp_path / "i")) == {"0", "new"}
