@@ -19,10 +19,9 @@ import numpy.typing as npt
 
 from rag_demo.database import DamagedRowError, Database
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
-from rag_demo.errors import short_repr
 from rag_demo.reading.document import Document
 from rag_demo.stores import filters
-from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.store import EmbeddedBatch, no_vectors
 from rag_demo.vectors import Mask, Rows, Vectors
 
 SCHEMA = (
@@ -334,10 +333,7 @@ class Contents:
         text_of = {each.id: each.text for each in self.documents.get(numbers)}
         for _, document in bare:
             if text_of.get(document.id) != document.text:
-                raise ValueError(
-                    f"the document {short_repr(document.id)} has no vectors, and the store has no "
-                    "document with this id and text; embed it"
-                )
+                raise no_vectors(document.id)
         takes_over = {document.id: self.next_number + place for place, document in bare}
         return {number: takes_over.get(name, GONE) for name, number in older.items()}
 

@@ -159,10 +159,11 @@ def _by_few_operators(key: str, name: str, wanted: Any) -> Filter:
 def _plain(key: str, value: Any) -> Any:
     """Turn sets, scalars of numpy and dates into JSON values; refuse everything else."""
 
-    def plain(other: Any) -> Any:
-        return list(other) if isinstance(other, (set, frozenset)) else plain_scalar(other)
-
     try:
-        return json.loads(json.dumps(value, default=plain))
+        return json.loads(json.dumps(value, default=_json_value))
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"where compares {short_repr(key)} with a wrong value: {error}") from None
+
+
+def _json_value(value: Any) -> Any:
+    return list(value) if isinstance(value, (set, frozenset)) else plain_scalar(value)

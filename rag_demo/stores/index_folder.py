@@ -183,7 +183,15 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if row := tables and database.execute("SELECT value FROM manifest").fetchone():
                 try:
-                    return use(database, _parsed(path, number, row[0]))
+                    known = json.loads(row[0])
+                    if known.get("version") != VERSION:
+                        raise errors.IndexVersionError(
+                            f"'{path}' has index version {known.get('version')}, but this program "
+                            f"reads {VERSION}; use a matching rag-demo, or {errors.HOW_TO_REBUILD} "
+                            f"{folder} --yes"
+                        )
+                    known |= {"model": ModelIdentity(**known["model"]), "file_number": number}
+                    return use(database, Manifest(**known))
                 except (ValueError, TypeError, KeyError, AttributeError) as error:
                     raise errors.damaged(path, error) from None
             # Tables are committed before there are other files.
@@ -191,16 +199,6 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
                                   for each in names):  # fmt: skip
                 raise errors.damaged(path, "it is empty")
     raise errors.MissingIndexError(f"there is no index in '{folder}'; {errors.HOW_TO_CREATE}")
-
-
-def _parsed(path: Path, number: int, text: str) -> Manifest:
-    known = json.loads(text)
-    if known.get("version") != VERSION:
-        raise errors.IndexVersionError(
-            f"'{path}' has index version {known.get('version')}, but this program reads {VERSION}; "
-            f"use a matching rag-demo, or {errors.HOW_TO_REBUILD} {path.parent} --yes"
-        )
-    return Manifest(**{**known, "model": ModelIdentity(**known["model"]), "file_number": number})
 
 
 def readable_uri(path: Path) -> str:

@@ -39,7 +39,7 @@ from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores import filters
 from rag_demo.stores.index_folder import Manifest
-from rag_demo.stores.store import EmbeddedBatch, unused_ids
+from rag_demo.stores.store import EmbeddedBatch, no_vectors, unused_ids
 from rag_demo.stores.words import best_span, stems_of
 from rag_demo.vectors import Vectors, check_dimension, exact_scores, rounding
 from torch_utils import Resource, closes_on_error
@@ -338,10 +338,7 @@ class PostgresStore(Resource):
             rows = list(zip(numbers, batch.documents, facts, stems, strict=True))
             for _, (name, text, metadata, file), known, _ in compress(rows, ~batch.has_vectors):
                 if not run(_REDESCRIBE, json.dumps(metadata), known, file, name, text).rowcount:
-                    raise ValueError(
-                        f"the document {short_repr(name)} has no vectors, and the store has no "
-                        "document with this id and text; embed it"
-                    )
+                    raise no_vectors(name)
             new = list(compress(rows, batch.has_vectors))
             ((_, left),) = run(_REMOVE, [each.id for _, each, _, _ in new])
             dimension = batch.vectors.shape[1] if new else state.dimension

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import short_repr
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats
 from rag_demo.stores.filters import Where
@@ -48,6 +49,14 @@ class EmbeddedBatch:
     def has_vectors(self) -> Any:
         """Whether each document has a vector: shape (len(documents),), bool."""
         return np.bincount(self.owners, minlength=len(self.documents)) > 0
+
+
+def no_vectors(name: str) -> ValueError:
+    """Make the error for a document without vectors that replaces none; see `Store.upsert`."""
+    return ValueError(
+        f"the document {short_repr(name)} has no vectors, and the store has no document with this "
+        "id and text; embed it"
+    )
 
 
 def unused_ids(
