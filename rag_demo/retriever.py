@@ -18,14 +18,7 @@ from rag_demo.encoding import embedder
 from rag_demo.encoding.embedder import BasicEmbedder
 from rag_demo.errors import check_positive, checked_texts, short_repr
 from rag_demo.reading.document import Document
-from rag_demo.searching import (
-    SearchRequest,
-    SearchResult,
-    Stats,
-    check_chunks,
-    check_documents,
-    check_search,
-)
+from rag_demo.searching import SearchRequest, SearchResult, Stats, check_documents, check_search
 from rag_demo.stores.filters import Where, parse_filter
 from rag_demo.stores.ingest import embed
 from rag_demo.stores.local import LocalStore
@@ -116,7 +109,6 @@ class Retriever(Resource):
             checked = normalized(vectors, len(documents))
             batch = EmbeddedBatch(documents, places, spans, checked, identity)
         else:
-            check_chunks(chunk_size, chunk_overlap)
             batch = embed(
                 documents,
                 self.embedding_model,

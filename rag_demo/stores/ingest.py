@@ -23,6 +23,7 @@ from rag_demo.encoding import embedder
 from rag_demo.encoding.embedder import BasicEmbedder
 from rag_demo.reading.document import Document, checked_document
 from rag_demo.reading.passages import passages_of, with_title
+from rag_demo.searching import check_chunks
 from rag_demo.stores.index_folder import open_writer, read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
@@ -45,6 +46,7 @@ def embed(
         embedding_model: The embedding model.
         passages, chunk_size, chunk_overlap, on_progress: See `Retriever.add`.
     """
+    check_chunks(chunk_size, chunk_overlap)
     texts = [each.text for each in documents]
     titles = [each.metadata.get("title") for each in documents]
     parts: list[list[tuple[int, int]]] = [[] for _ in documents]

@@ -28,13 +28,7 @@ from psycopg_pool import ConnectionPool
 
 from rag_demo.database import FORK_AWARE
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
-from rag_demo.errors import (
-    IndexFileError,
-    IndexVersionError,
-    InvalidValueError,
-    PostgresError,
-    short_repr,
-)
+from rag_demo.errors import IndexFileError, IndexVersionError, InvalidValueError, PostgresError
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores import filters
@@ -203,9 +197,7 @@ class PostgresUrl:
                 "write postgresql://USER:PASSWORD@HOST:PORT/DATABASE?table=NAME, with %40 for @"
             ) from None
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,50}", table):  # Postgres cuts off longer names.
-            raise PostgresError(
-                f"table must have 1 to 50 letters, digits, - and _, got {short_repr(table)}"
-            )
+            raise PostgresError(f"table must have 1 to 50 letters, digits, - and _, got {table!r}")
         shown = "postgresql://{user}@{host}:{port}/{dbname}".format_map(known)
         return cls(address, table, f"{shown}?table={table}")
 
