@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import rag_demo  # Its names are imported when they are used.
 from rag_demo.encoding.model_identity import ModelIdentity
@@ -49,8 +49,7 @@ def load_manifest(place: Any) -> Manifest:
     if isinstance(place, Path):
         return read_manifest(place)
     with closing(open_store(place)) as store:
-        manifest: Manifest = store.manifest
-        return manifest
+        return cast("Manifest", store.manifest)
 
 
 def open_indexes(

@@ -17,7 +17,6 @@ ID = "$id"
 """The key that stands for the document's id."""
 _MOST_DEPTH = 50  # of nested $and, $or and $not
 _LOGICAL = ("$and", "$or", "$not")
-_WITHOUT_DOLLAR = frozenset(name[1:] for name in OPERATORS)
 
 NUMBER, TEXT, BOOLEAN, NULL, JSON = range(5)
 Encoded = tuple[int, Any]
@@ -121,7 +120,7 @@ def _logical(name: str, wanted: Any, depth: int) -> Filter:
 def _conditions(key: str, wanted: Any) -> list[Filter]:
     is_mapping = isinstance(wanted, Mapping)
     if not is_mapping or not any(str(name).startswith("$") for name in wanted):
-        if is_mapping and wanted and _WITHOUT_DOLLAR.issuperset(wanted):
+        if is_mapping and wanted and {f"${name}" for name in wanted}.issubset(OPERATORS):
             name = next(iter(wanted))
             raise ValueError(f"where uses {name!r} for {short_repr(key)}; write ${name}")
         is_several = isinstance(wanted, (list, tuple, set, frozenset))

@@ -129,11 +129,6 @@ def databases_of(names: Iterable[str]) -> list[int]:
     return sorted((int(each[1]) for each in map(_DATABASE.fullmatch, names) if each), reverse=True)
 
 
-def is_part(name: str) -> bool:
-    """Tell whether a file or folder is a part of an index."""
-    return _PART.fullmatch(name) is not None
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an index. Takes a millisecond.
 
@@ -169,7 +164,7 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = [path.name for path in folder.iterdir()]
     numbers = databases_of(names)
-    if not numbers and any(map(is_part, names)):
+    if not numbers and any(map(_PART.fullmatch, names)):
         raise errors.damaged(folder / database_name(1), "it is missing")
     for number in numbers:
         path = folder / database_name(number)
@@ -470,7 +465,7 @@ def open_writer(folder: Path, *, start_over: bool = False) -> Iterator[IndexWrit
                 f"another process is writing into '{folder}'; try again when it has finished"
             ) from None
         names = [path.name for path in folder.iterdir()]
-        foreign = [name for name in names if not is_part(name)]
+        foreign = [name for name in names if not _PART.fullmatch(name)]
         if foreign and not databases_of(names):
             raise errors.IndexFileError(
                 f"'{folder}' holds {foreign[0]!r} and is not an index; "
@@ -706,7 +701,7 @@ class IndexWriter:
             with contextlib.suppress(errors.MissingIndexError):
                 committed = read_manifest(self.folder)
             for path in list(self.folder.iterdir()):
-                if not is_part(path.name) or (committed and committed.names(path.name)):
+                if not _PART.fullmatch(path.name) or (committed and committed.names(path.name)):
                     continue
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
