@@ -136,14 +136,13 @@ def check_search(
         TypeError: A query is not str, ``min_score`` is not a number, or the weights are not two.
         InvalidValueError: ``top_k`` is not positive, or the mode is unknown. A weight is negative
             or not finite, or both are 0. Or ``min_score`` is higher than all scores of a hybrid
-            search, or NaN.
+            search.
     """
     if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
         raise InvalidValueError(f"top_k must be a positive whole number, got {short_repr(top_k)}")
-    if not isinstance(min_score, (int, float, np.integer, np.floating, type(None))):
+    numbers = (int, float, np.integer, np.floating, type(None))
+    if not isinstance(min_score, numbers) or min_score != min_score:
         raise TypeError(f"min_score must be a number, got {short_repr(min_score)}")
-    if min_score != min_score:
-        raise InvalidValueError("min_score must not be NaN")
     if mode not in MODES:
         raise InvalidValueError(f"mode must be one of {', '.join(MODES)}, got {short_repr(mode)}")
     try:

@@ -129,7 +129,6 @@ def demo(folder: str, questions: tuple[str, ...], top_k: int) -> None:
             ids, texts, metadata, _ = zip(*documents, strict=True)
             retriever.add(texts, metadata, ids, on_progress=advance)
         for question in questions or QUESTIONS:
-            options.print_results(
-                question, retriever.search(question, top_k=top_k), with_query=True
-            )
+            found = retriever.search(question, top_k=top_k)
+            options.print_results(question, found, with_query=True)
     options.say(f"model and index released: {scope.report}")

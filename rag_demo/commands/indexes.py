@@ -122,8 +122,8 @@ def info(folder: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts))
         return
-    finished = "yes" if manifest.finished else "no"
-    facts |= {"keys": ", ".join(keys), "bytes": decimal(nbytes), "finished": finished}
+    facts |= {"keys": ", ".join(keys), "bytes": decimal(nbytes)}
+    facts["finished"] = "yes" if manifest.finished else "no"
     for name, value in facts.items():
         options.say(f"{name:10} {value}")
 

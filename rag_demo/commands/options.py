@@ -161,7 +161,6 @@ def explain(where: Mapping[str, Any], places: Sequence[Any]) -> None:
             warn(f"no document has the metadata key {next(iter(each))!r}; the keys are: {keys}")
 
 
-_DONE = "{task.completed} done"
 _SHOWN_CHARS = 300  # of a result's text on a terminal
 
 
@@ -177,8 +176,9 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress, TextColumn
 
     console = Console(stderr=True)
-    columns = [*Progress.get_default_columns()[: 4 if total else 3], TextColumn(_DONE)]
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    columns, done = Progress.get_default_columns(), TextColumn("{task.completed} done")
+    columns = columns[: 4 if total else 3]
+    with Progress(*columns, done, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=total)
         yield lambda count: bar.update(task, advance=count)
 

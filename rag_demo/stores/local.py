@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -232,8 +232,7 @@ class LocalStore:
     @property
     def manifest(self) -> Manifest:
         """The manifest of the index that was loaded last."""
-        assert self._snapshot.saved is not None
-        return self._snapshot.saved.manifest
+        return cast(SavedIndex, self._snapshot.saved).manifest
 
     def search(self, request: SearchRequest) -> list[list[SearchResult]]:
         """See `Store`."""
