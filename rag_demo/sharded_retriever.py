@@ -42,10 +42,6 @@ class ShardedRetriever(Retriever):
         super().__init__(self.shards[0].embedding_model, ShardedStore(self.shards))
         self.store.identity  # noqa: B018  (the models are compared)
 
-    def add(self, *_: object, **__: object) -> NoReturn:
-        """Refuse a change, before anything is embedded."""
-        _refuse_change()
-
 
 class ShardedStore:
     """A `Store` over those of retrievers, which it closes. It refuses changes."""

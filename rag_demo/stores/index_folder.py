@@ -107,10 +107,8 @@ class Manifest:
         """The name of the folder of the full-text index."""
         return f"words-{self.file_number}-{self.words_end}"
 
-    def words(self, folder: Path) -> WordsFolder | None:
-        """The full-text index in the folder of this index, or None."""
-        if not self.words_end:
-            return None
+    def words(self, folder: Path) -> WordsFolder:
+        """The full-text index in the folder of this index; it has the end 0 if there is none."""
         return WordsFolder(folder / self.words_name, self.words_end, self.words_checksum)
 
     def names(self, part: str) -> bool:
@@ -348,7 +346,7 @@ class SavedIndex:
         """
         self.check()
         words = self.manifest.words(self.folder)
-        if words is not None and not words.is_whole:
+        if words.end and not words.is_whole:
             raise errors.DamagedIndexError(  # Texts and vectors are whole: do not name --yes.
                 f"'{words.folder}' is damaged (it is missing, or its checksum is wrong); searches "
                 "do without it, and the next rag-demo add or index makes it again"

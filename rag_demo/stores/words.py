@@ -127,7 +127,7 @@ def copy_words(known: WordsFolder | None, folder: Path) -> int:
     """Make a folder with a copy of an index, and return its end; 0 if it is damaged or gone."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    if known is not None:
+    if known is not None and known.end:
         with contextlib.suppress(OSError):  # A writer has removed it.
             for path in known.folder.iterdir():
                 shutil.copyfile(path, folder / path.name)  # Without a mode that forbids writing.
@@ -181,7 +181,7 @@ class TextIndex:
         self._own: Path | None = None  # the temporary folder, if it has all that is found
         self._remove: Callable[[], object] = lambda: None
         self._process = 0  # that made the temporary folder
-        if saved is not None:
+        if saved is not None and saved.end:
             try:
                 if checksum_of(saved.folder) == saved.checksum:  # tantivy trusts its files.
                     self._index, self.end = _opened(saved.folder), saved.end
