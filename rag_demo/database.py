@@ -102,8 +102,8 @@ def index_errors(path: Path) -> Iterator[None]:
     except sqlite3.ProgrammingError:
         raise  # A mistake of this program, such as a closed connection.
     except (sqlite3.Error, DamagedRowError) as error:
-        is_unread = isinstance(error, sqlite3.OperationalError)  # such as a lock or a full disk
-        if is_unread and "decode" not in str(error):
+        # Such as a lock or a full disk; a text that cannot be decoded is damage.
+        if isinstance(error, sqlite3.OperationalError) and "decode" not in str(error):
             raise UnreadableIndexError(
                 f"'{path}' cannot be written or read: {error}; "
                 "check its permissions, free some space, and try again"

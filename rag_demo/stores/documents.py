@@ -230,10 +230,9 @@ class DocumentTable(Database):
 
 def _tests(name: str, kind: int) -> list[str]:
     """Return SQL tests for values of a kind; a document matches if one is true."""
-    if name in filters.COMPARISONS:  # Only numbers and strings have an order.
-        return [f"item = 0 AND value {filters.COMPARISONS[name]} {{}}"] * (
-            kind in (filters.NUMBER, filters.TEXT)
-        )
+    if name in filters.COMPARISONS:
+        has_order = kind in (filters.NUMBER, filters.TEXT)
+        return [f"item = 0 AND value {filters.COMPARISONS[name]} {{}}"] * has_order
     if name != "$contains":
         return ["item = 0 AND value IN ({})"]
     parts = ["item = 0 AND instr(value, {})"] * (kind == filters.TEXT)
