@@ -21,7 +21,7 @@ from rag_demo.searching import Order, SearchRequest, SearchResult, Stats, by_mod
 from rag_demo.stores.documents import GONE, Contents, DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, open_writer, temporary_documents
-from rag_demo.stores.store import EmbeddedBatch, unused_ids
+from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import TextIndex, best_span, check_language
 from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, check_dimension, exact_scores
 from torch_utils import ResourceClosedError, clear_exception_frames
@@ -189,9 +189,7 @@ class LocalStore:
         """See `Store`."""
         with self._change() as snapshot:
             if choose_ids:
-                batch = batch.with_ids(
-                    unused_ids(snapshot.find, snapshot.next_number, len(batch.documents))
-                )
+                batch = batch.with_unused_ids(snapshot.find, snapshot.next_number)
             self._snapshot = snapshot.upserted(batch).tidied()
             return [document.id for document in batch.documents]
 

@@ -33,7 +33,7 @@ from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores import filters
 from rag_demo.stores.index_folder import Manifest
-from rag_demo.stores.store import EmbeddedBatch, no_vectors, unused_ids
+from rag_demo.stores.store import EmbeddedBatch, no_vectors
 from rag_demo.stores.words import best_span, stems_of
 from rag_demo.vectors import Vectors, check_dimension, exact_scores, rounding
 from torch_utils import Resource, closes_on_error
@@ -323,9 +323,7 @@ class PostgresStore(Resource):
             first, count = state.next_number, len(batch.documents)
             if choose_ids:
                 query = "SELECT id FROM {documents} WHERE id = ANY(%s)"
-                batch = batch.with_ids(
-                    unused_ids(lambda ids: {n for (n,) in run(query, ids)}, first, count)
-                )
+                batch = batch.with_unused_ids(lambda ids: {n for (n,) in run(query, ids)}, first)
             numbers = range(first, first + count)
             rows = list(zip(numbers, batch.documents, facts, stems, strict=True))
             for _, (name, text, metadata, file), known, _ in compress(rows, ~batch.has_vectors):

@@ -40,8 +40,15 @@ class EmbeddedBatch:
         spans, vectors = np.empty((0, 2), np.int32), np.empty((0, 1), np.float32)
         return cls(documents, np.empty(0, np.int64), spans, vectors, None)
 
-    def with_ids(self, ids: Sequence[str]) -> EmbeddedBatch:
-        """Return the same batch with other ids."""
+    def with_unused_ids(
+        self, taken: Callable[[Sequence[str]], Collection[str]], number: int
+    ) -> EmbeddedBatch:
+        """Return the same batch with ids that no document has: whole numbers from a number on."""
+        ids: list[str] = []
+        while missing := len(self.documents) - len(ids):
+            tried = [str(n) for n in range(number, number + missing)]
+            number, used = number + missing, taken(tried)
+            ids += [name for name in tried if name not in used]
         pairs = zip(self.documents, ids, strict=True)
         return replace(self, documents=[each._replace(id=name) for each, name in pairs])
 
@@ -57,19 +64,6 @@ def no_vectors(name: str) -> ValueError:
         f"the document {short_repr(name)} has no vectors, and the store has no document with this "
         "id and text; embed it"
     )
-
-
-def unused_ids(
-    taken: Callable[[Sequence[str]], Collection[str]], number: int, count: int
-) -> list[str]:
-    """Choose ids that no document has: whole numbers from a number on."""
-    ids: list[str] = []
-    while len(ids) < count:
-        tried = [str(n) for n in range(number, number + count - len(ids))]
-        number += len(tried)
-        used = taken(tried)
-        ids += [name for name in tried if name not in used]
-    return ids
 
 
 class Store(Protocol):
