@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Self = TypeVar("Self", bound="SafePyTorchCleanup")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Block(Resource):
     """The steps of one ``with`` block's cleanup. Closing it runs them, the newest first.
 
@@ -80,8 +80,9 @@ class _Block(Resource):
                 # A step failed or was cancelled; the others run nevertheless.
                 self.work.failed("a callback", error)
 
-    def raise_errors(self, exc: BaseException | None, is_strict: bool) -> None:
+    def raise_errors(self, is_strict: bool) -> None:
         """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
+        exc, self.exception = self.exception, None
         errors = self.work.errors
         if exc is not None:
             for error in errors:
@@ -208,9 +209,9 @@ class SafePyTorchCleanup:
         with DeferredSignals():
             work = Release(**self._options)
             steps: list[Any] = []
-            if self._resources:
-                release = functools.partial(work.run, self._resources[::-1], is_again=True)
-                steps.append(("the resources", release))
+            for each in self._resources:
+                release = functools.partial(work.run, [each], is_again=True)
+                steps.append((name_of(type(each)), release))
             block = _Block(work, steps, _read_flags() if self._restores_flags else {})
             # Atomic, because two threads may enter the same scope.
             if vars(self).setdefault("_block", block) is block:
@@ -228,14 +229,14 @@ class SafePyTorchCleanup:
         try:
             block.close()
         except BaseException as interrupt:  # A signal was delivered at its end.
-            exc = interrupt
+            block.exception = interrupt  # A variable would be a cycle.
             raise
         finally:
             self.report = block.report or self.report
             vars(self).pop("_block", None)
-            block.exception = None
             if block.work.errors:
-                block.raise_errors(exc, self._strict)
+                block.raise_errors(self._strict)
+            block.exception = None
 
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()

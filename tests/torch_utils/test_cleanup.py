@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,16 @@ def test_scope_releases_last_in_first_out() -> None:
     assert scope.report.freed_bytes == {"host": 4 * (16 * 16 + 16 + 100)}
     with pytest.raises(ReleasedError):
         model(torch.ones(1, 16))
+
+
+def test_resource_that_is_refused_in_the_end_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(16, 16)
+    with (tmp_path / "log").open("w") as file, SafePyTorchCleanup(model, file, model) as scope:
+        monkeypatch.setattr(sys, "stdout", file)
+    monkeypatch.undo()
+    assert not vars(model).get("_parameters") and "uses this stream" in str(scope.report.errors)
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), None])
@@ -392,6 +403,22 @@ def test_interrupted_cleanup_goes_on_and_raises_the_interrupt(error: Any) -> Non
     with pytest.raises(KeyboardInterrupt):
         work().send(None)
     assert order == ["ran", "awaited"]
+
+
+def test_interrupted_cleanup_leaves_no_cycle() -> None:
+    def work() -> None:
+        large = torch.ones(1000)
+        kept.extend(weak(large))
+        with SafePyTorchCleanup(collect="never") as scope:
+            scope.callback(signal.raise_signal, signal.SIGINT)
+
+    kept: list[Any] = []
+    gc.disable()
+    with contextlib.suppress(KeyboardInterrupt):
+        work()
+    is_gone = kept[0].expired()
+    gc.enable()
+    assert is_gone
 
 
 def test_close_function_gets_the_object_if_it_needs_it() -> None:

@@ -30,7 +30,7 @@ from weakref import ref
 
 from torch_utils._oom import clear_frame
 from torch_utils._release import objects
-from torch_utils._release.objects import Root, is_instance, name_of
+from torch_utils._release.objects import Root, bases_of, is_instance, name_of
 from torch_utils._runtime import DEBUG, log, private, reference_counts, whole_torch
 
 
@@ -272,7 +272,8 @@ class Inventory:
 
     def _add_array(self, array: Any, name: str, is_expected: bool) -> None:
         """Count a numpy array that owns its memory, or the one that an array is a view of."""
-        kind = sys.modules["numpy"].ndarray
+        # A program may hide numpy from imports.
+        kind: Any = next(base for base in bases_of(type(array)) if name_of(base) == "ndarray")
         while is_instance(base := kind.base.__get__(array), kind):
             array = base
         if base is None:

@@ -46,7 +46,7 @@ LONGEST_NAME = 200  # The names of deeply nested parts would fill the memory.
 # By the ids of classes, because a metaclass may define their hash and equality.
 _SHOWN_KEYS = frozenset(map(id, (str, int, float, bool, bytes, type(None))))
 _CONTAINERS = frozenset(map(id, (dict, OrderedDict, *_SEQUENCES)))
-# Classes that hold memory although the garbage collector does not track their objects.
+# The names of classes with memory whose objects the garbage collector does not track.
 _UNTRACKED = frozenset(("ndarray", "ScriptObject"))
 
 

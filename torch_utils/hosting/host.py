@@ -213,7 +213,7 @@ class ModelHost(ModelLender, Generic[M]):
         return self.state == "asleep" and self.load()
 
     def sleep(self) -> bool:
-        """Move the model to host memory; the next lease wakes it. Wait for a load under way.
+        """Move the model to host memory; the next lease wakes it. It waits as `unload` does.
 
         Returns:
             True if this call did it. False if the model was not loaded or was asleep, or if it
@@ -228,7 +228,9 @@ class ModelHost(ModelLender, Generic[M]):
         return report is not None and self.state == "asleep"
 
     def unload(self) -> CleanupReport:
-        """Unload the model; the next lease loads it again. Wait for a load that is under way.
+        """Unload the model; the next lease loads it again.
+
+        It waits for a load that is under way, unless that waits for room in a pool.
 
         Returns:
             The report of the release; an empty one if the model was not loaded. Its ``errors`` say

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from inspect import CO_GENERATOR
+from inspect import CO_GENERATOR, iscoroutinefunction
 from typing import Any, Generic, TypeVar, cast
 
 from torch_utils._registry import REGISTRY, Entry
@@ -147,7 +147,7 @@ class AsyncLease(_Lease[M]):
 
     async def call(self, function: Callable[[M], T]) -> T:
         """Enter the lease, and call a function of the model in a thread, which ends the lease."""
-        if asyncio.iscoroutinefunction(function):
+        if iscoroutinefunction(function):
             raise TypeError(f"call a plain function, or use an async with block, got {function!r}")
         model = await self.__aenter__()
 

@@ -70,7 +70,7 @@ class HostStatus:
             "closed".
         leases: Number of open leases.
         loads: Number of loads.
-        unloads: Number of unloads, and of ends of the model's process.
+        unloads: Number of unloads, of ends of the model's process, and of releases by the program.
         nbytes: Bytes on the host and all devices: the declared size, or the size of the model's
             tensors and arrays, or the memory of its process. 0 if it is not loaded.
         nbytes_by_device: The same by "host" and device ("cuda:0"). Asleep, it is on the host.
@@ -188,7 +188,7 @@ class Tenancy:
         return self.tenant is not None and not self.tenant.is_alive()
 
     def is_queued(self) -> bool:
-        """Return whether a load waits for room as long as other models are leased."""
+        """Return whether a load waits for room, which others may use for any time."""
         load = None if self.is_closing else self.transition
         return load is not None and load.admitted is None and bool(load.no_room)
 
