@@ -226,6 +226,8 @@ def snapshot(folder: Any, folder_of_snapshots: Any) -> None:
 
     for place in (folder, folder_of_snapshots):
         _refuse_database(place, "copy a database with pg_dump")
+    if folder_of_snapshots.resolve() == folder.resolve():
+        raise RagDemoError(f"{folder} is the index; name another folder for its snapshots")
     folder_of_snapshots.mkdir(parents=True, exist_ok=True)
     numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
     target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from rag_demo.commands import options
+from rag_demo.encoding.encoder import has_amx
 from rag_demo.errors import IndexFileError, SourceError
 from rag_demo.places import load_manifest, open_store
 from rag_demo.reading.document import Document
@@ -78,6 +79,9 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
     known = f", {reused} of them unchanged" if reused else ""
     count = load_manifest(out).count
     options.say(f"indexed {count} text{'s' * (count != 1)} of {name} in {out}{known}")
+    is_on_cpu = not is_on_ray and embedder.device == "cpu"
+    if is_on_cpu and embedding["dtype"] == "float32" and not reused and has_amx():
+        options.say("bfloat16 is several times faster on this processor: --dtype bfloat16 --yes")
     if skipped:
         options.warn(skipped)
 

@@ -61,6 +61,14 @@ def readable(texts: Sequence[str], max_tokens: int | None) -> list[str]:
     return [text[:most] for text in texts]
 
 
+def has_amx() -> bool:
+    """Tell whether this processor computes bfloat16 several times faster than float32."""
+    import torch
+
+    found: Any = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.11 on
+    return bool(found.get("amx_bf16"))
+
+
 class Encoder(Protocol):
     """A loaded model.
 

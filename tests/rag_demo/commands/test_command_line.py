@@ -93,6 +93,22 @@ def test_ctrl_c_during_import_shows_no_traceback() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (130, "", ""), str(result)
 
 
+def test_index_says_if_bfloat16_is_faster(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Only after it has embedded everything; another dtype needs another index."""
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
+    (tmp_path / "x.txt").write_text("paris")
+    command = ("index", tmp_path / "x.txt", "--device", "cpu", "--model", tiny_model)
+    hint = "bfloat16 is several times faster on this processor: --dtype bfloat16 --yes"
+    for dtype in ("float32", "bfloat16"):
+        options = ("--out", tmp_path / dtype, "--dtype", dtype)
+        assert (hint in succeed(*command, *options)) == (dtype == "float32")
+        assert hint not in succeed(*command, *options)
+
+
 @pytest.mark.slow
 def test_progress_is_shown_on_a_terminal(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("paris")

@@ -313,6 +313,7 @@ def test_snapshot_needs_two_folders(index: Path, tmp_path: Path) -> None:
         assert "is not a folder; copy a database with pg_dump" in said
         assert "secret" not in said
     assert not (tmp_path / "snapshots").exists()
+    assert "is the index; name another folder" in fail("snapshot", index, "--to", index)
 
 
 def judge(
