@@ -96,14 +96,15 @@ class Database:
 
 @contextlib.contextmanager
 def index_errors(path: Path) -> Iterator[None]:
-    """Turn errors of a database and its damaged rows into this package's."""
+    """Turn errors of the files of an index and damaged rows into this package's."""
     try:
         yield
-    except sqlite3.ProgrammingError:
-        raise  # A mistake of this program, such as a closed connection.
-    except (sqlite3.Error, DamagedRowError) as error:
+    except (sqlite3.ProgrammingError, FileNotFoundError):
+        raise  # A mistake of this program; or another one has replaced the file.
+    except (sqlite3.Error, OSError, DamagedRowError) as error:
         # Such as a lock or a full disk; a text that cannot be decoded is damage.
-        if isinstance(error, sqlite3.OperationalError) and "decode" not in str(error):
+        is_passing = isinstance(error, (sqlite3.OperationalError, OSError))
+        if is_passing and "decode" not in str(error):
             raise UnreadableIndexError(
                 f"'{path}' cannot be written or read: {error}; "
                 "check its permissions, free some space, and try again"

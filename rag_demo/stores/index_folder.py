@@ -149,17 +149,12 @@ def reading(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]
             return _read(folder, use)
         except FileNotFoundError as error:
             name = str(error.filename)
-        except OSError as error:
-            raise errors.UnreadableIndexError(
-                f"'{error.filename or folder}' cannot be read: {error.strerror}; "
-                "fix that, and try again"
-            ) from None
     raise errors.damaged(Path(name), "it is missing")
 
 
 def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) -> _Result:
     names: list[str] = []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with index_errors(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = [path.name for path in folder.iterdir()]
     numbers = databases_of(names)
     if not numbers and any(map(_PART.fullmatch, names)):
@@ -206,18 +201,6 @@ def readable_uri(path: Path) -> str:
         raise errors.damaged(path, "it was cut off")
     # SQLite opens a file that it may not write for reading.
     return f"file:{quote(os.fsencode(path.resolve()))}?mode=rw"
-
-
-@contextlib.contextmanager
-def writing_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of writing files of an index into this package's."""
-    try:
-        yield
-    except OSError as error:
-        raise errors.IndexFileError(
-            f"the index cannot be written to '{folder}': {error.strerror or error}; "
-            "fix that, or name another folder"
-        ) from None
 
 
 def temporary_documents(path: Path | None = None, saved: Manifest | None = None) -> DocumentTable:
@@ -452,7 +435,7 @@ def open_writer(folder: Path, *, start_over: bool = False) -> Iterator[IndexWrit
         IndexFileError: The folder holds something else, cannot be written, or another process
             is writing into it; or the index is damaged.
     """
-    with writing_errors(folder):
+    with index_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -576,7 +559,7 @@ class IndexWriter:
         """
         owners, present, manifest = contents.owners, len(before), self.manifest
         pieces, dimension = {*(np.flatnonzero(owners[:present] != before) // PIECE)}, 0
-        with writing_errors(self.folder), self.documents.use() as connection:
+        with self.documents.use() as connection:
             if len(owners) > present:
                 # It may have rows of a writer that was killed.
                 path = self.folder / manifest.vectors_name
@@ -667,7 +650,7 @@ class IndexWriter:
             self._write_words(words)
         commit = name or secrets.token_hex(8)
         manifest = replace(self.manifest, source=source, finished=finished, commit=commit)
-        with writing_errors(self.folder), self.documents.use() as connection:
+        with self.documents.use() as connection:
             connection.execute("DELETE FROM manifest")
             row = (json.dumps(asdict(manifest)),)
             connection.execute("INSERT INTO manifest VALUES (?)", row)
