@@ -86,12 +86,7 @@ class FaissVectors:
 
     def with_saved_rows(self, saved: SavedIndex) -> FaissVectors:
         """See `VectorRows`."""
-        vectors, empty = saved.vectors, self.empty_copy()
-        return empty.extended(vectors) if len(vectors) else empty
-
-    def empty_copy(self) -> FaissVectors:
-        """See `VectorRows`."""
-        return FaissVectors()
+        return self.extended(saved.vectors) if len(saved.vectors) else self
 
     def take(self, rows: Rows) -> Vectors:
         """See `VectorRows`."""

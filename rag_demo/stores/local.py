@@ -44,10 +44,7 @@ class VectorRows(Protocol):
         """Return a snapshot with more vectors at the end: shape (n, d)."""
 
     def with_saved_rows(self, saved: SavedIndex) -> VectorRows:
-        """Return a snapshot with the vectors of a saved index instead of these."""
-
-    def empty_copy(self) -> VectorRows:
-        """Return a snapshot without vectors."""
+        """Return a snapshot with the vectors of a saved index; this one is empty."""
 
     def take(self, rows: Rows) -> Vectors:
         """Return a copy of the vectors of rows: shape (n, d), float32."""
@@ -86,22 +83,6 @@ class Snapshot(Contents):
     words: TextIndex
     saved: SavedIndex | None = None
 
-    def emptied(self) -> Snapshot:
-        """Return a snapshot without documents, with the same settings."""
-        vectors, words = self.vectors.empty_copy(), TextIndex(self.words.language)
-        return Snapshot(documents=temporary_documents(), vectors=vectors, words=words)
-
-    @classmethod
-    def load(cls, vectors: VectorRows, saved: SavedIndex) -> Snapshot:
-        """Return the snapshot of a saved index. Its files are read when they are needed."""
-        known = {each.name: getattr(saved.contents, each.name) for each in fields(saved.contents)}
-        return cls(
-            **known,
-            vectors=vectors.with_saved_rows(saved),
-            words=saved.words,
-            saved=saved,
-        )
-
     def upserted(self, batch: EmbeddedBatch) -> Snapshot:
         """Add documents with their vectors."""
         if not len(batch.vectors):
@@ -109,17 +90,6 @@ class Snapshot(Contents):
         if self.vectors.dimension:
             check_dimension(batch.vectors, self.vectors.dimension)
         return replace(self.with_batch(batch), vectors=self.vectors.extended(batch.vectors))
-
-    def tidied(self) -> Snapshot:
-        """Copy the documents that exist, with new numbers, if most of the rows are of others."""
-        if not self.count:
-            return self.emptied()
-        if self.vectors.stays_in_file or not self.wastes_space:
-            return self
-        new = self.emptied()
-        for batch in self.batches(self.vectors.take):
-            new = new.upserted(batch)
-        return new
 
     def order_of(self, numbers: Rows) -> Rows:
         """Return numbers that order documents by id."""
@@ -165,9 +135,8 @@ class LocalStore:
         self._searching: list[int] = []  # thread ids, one for each running search
         self._has_searched = threading.Condition()
         self._is_closed = False
-        self._snapshot = Snapshot(
-            documents=temporary_documents(), vectors=vectors, words=TextIndex(language)
-        )
+        self._no_vectors = vectors
+        self._snapshot = self._empty(language)
         self._saved: dict[Path, list[Known]] = {}
 
     @property
@@ -190,15 +159,29 @@ class LocalStore:
         with self._change() as snapshot:
             if choose_ids:
                 batch = batch.with_unused_ids(snapshot.find, snapshot.next_number)
-            self._snapshot = snapshot.upserted(batch).tidied()
+            self._snapshot = self._tidied(snapshot.upserted(batch))
             return [document.id for document in batch.documents]
 
     def delete(self, ids: Sequence[str]) -> int:
         """See `Store`."""
         with self._change() as snapshot:
             left = snapshot.without(ids)
-            self._snapshot = left.tidied()
+            self._snapshot = self._tidied(left)
             return snapshot.count - left.count
+
+    def _empty(self, language: str) -> Snapshot:
+        words = TextIndex(language)
+        return Snapshot(documents=temporary_documents(), vectors=self._no_vectors, words=words)
+
+    def _tidied(self, snapshot: Snapshot) -> Snapshot:
+        """Copy the documents that exist, with new numbers, if most of the rows are of others."""
+        is_wasteful = snapshot.wastes_space and not snapshot.vectors.stays_in_file
+        if snapshot.count and not is_wasteful:
+            return snapshot
+        new = self._empty(snapshot.words.language)
+        for batch in snapshot.batches(snapshot.vectors.take):
+            new = new.upserted(batch)
+        return new
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
@@ -316,7 +299,9 @@ class LocalStore:
                 refuse_other_model(folder, saved.manifest.model, identity)
             if check:
                 saved.check_vectors()
-            loaded = Snapshot.load(self._snapshot.vectors, saved)
+            vectors = self._no_vectors.with_saved_rows(saved)
+            known = {each.name: getattr(saved.contents, each.name) for each in fields(Contents)}
+            loaded = Snapshot(**known, vectors=vectors, words=saved.words, saved=saved)
             with self._change():
                 stack.pop_all()  # Before it is used: an interrupt must not close its files.
                 self._snapshot = loaded
@@ -340,7 +325,7 @@ class LocalStore:
             if snapshot.saved is not None:
                 snapshot.saved.close()
             self._saved = {}
-            self._snapshot = snapshot.emptied()
+            self._snapshot = self._empty(snapshot.words.language)
             return snapshot.vectors
 
 

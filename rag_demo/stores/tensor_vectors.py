@@ -77,10 +77,6 @@ class TensorVectors:
         """The memory of all tensors, to release it."""
         return [rows.buffer for rows in (self.host, self.copy) if rows is not None]
 
-    def empty_copy(self) -> TensorVectors:
-        """See `VectorRows`."""
-        return TensorVectors(self.device, self.dtype, self.memory_budget)
-
     def extended(self, vectors: Vectors) -> TensorVectors:
         """See `VectorRows`."""
         host = self.host or GrowableRows(len(vectors), torch.from_numpy(vectors))
@@ -94,8 +90,8 @@ class TensorVectors:
         """See `VectorRows`."""
         rows, dimension, budget = saved.manifest.rows, saved.manifest.dimension, self.memory_budget
         if not rows:
-            return self.empty_copy()
-        loaded = replace(self.empty_copy(), saved=saved)
+            return self
+        loaded = replace(self, saved=saved)
         copied = 4 if self.dtype == "float32" and self.device != "cpu" else 2  # bytes of a number
         if budget is None or rows * dimension * (4 + copied) <= budget:
             loaded._copy_for(1)
