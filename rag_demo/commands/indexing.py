@@ -137,7 +137,7 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
             refuse_other_model(folder, manifest.model, embedder.identity)
         _ingest(
             map(renamed, documents), embedder, folder, source=_AND.join([*others, name]),
-            source_after=_AND.join(after), replace=True, covers_all=False,
+            source_after=_AND.join(after), replace=True,
             based_on=manifest.commit, files=gone,
         )  # fmt: skip
     count = load_manifest(folder).count

@@ -30,23 +30,6 @@ class Document(NamedTuple):
     file: str | None = None
 
 
-def checked_document(document: object) -> Document:
-    """Check a caller's document, and return it with a copy of its metadata.
-
-    Raises:
-        TypeError: It is not a Document, its id or text is not str, or its metadata are not JSON.
-        ValueError: See `checked_metadata`.
-    """
-    if not isinstance(document, Document):
-        raise TypeError(f"{short_repr(document)} is not a Document")
-    file = "" if document.file is None else document.file
-    for what, value in {"id": document.id, "text": document.text, "file": file}.items():
-        if not isinstance(value, str):
-            raise TypeError(f"the {what} of {short_repr(document)} must be str")
-        value.encode()  # A lone surrogate is a UnicodeEncodeError, which is a ValueError.
-    return document._replace(metadata=checked_metadata(document.metadata, short_repr(document.id)))
-
-
 def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
     """Return a deep copy of metadata.
 

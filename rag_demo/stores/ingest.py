@@ -21,9 +21,9 @@ import numpy as np
 from rag_demo import errors
 from rag_demo.encoding import embedder
 from rag_demo.encoding.embedder import BasicEmbedder
-from rag_demo.reading.document import Document, checked_document
+from rag_demo.reading.document import Document
 from rag_demo.reading.passages import passages_of, with_title
-from rag_demo.searching import check_chunks
+from rag_demo.searching import check_chunks, check_documents
 from rag_demo.stores.index_folder import open_writer, read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
@@ -105,7 +105,6 @@ def ingest(
     source: str | None = None,
     source_after: str | None = None,
     replace: bool = False,
-    covers_all: bool = True,
     files: Callable[[], Collection[str]] | None = None,
     based_on: str | None = None,
     language: str | None = None,
@@ -125,10 +124,8 @@ def ingest(
         source: A description of the source, which is stored in the index.
         source_after: The description that a complete run leaves; by default ``source``.
         replace: Whether to replace an index of another source or another model.
-        covers_all: Whether ``documents`` are all that the index should hold. Only then a damaged
-            index of the same source is made again.
         files: Returns, at the end, the files whose other documents are removed; by default all
-            other documents are.
+            other documents are, and a damaged index of the same source is made again.
         based_on: The ``commit`` of the manifest that the documents were chosen for; None for any.
         language: The language of stems in the full text, such as "german"; by default that of the
             index, or "english".
@@ -150,7 +147,7 @@ def ingest(
     check_language(language or "none")
     with ExitStack() as stack:
         stack.enter_context(exit_on_sigterm())
-        writer = _writer_of(folder, source, stack, replace=replace, covers_all=covers_all)
+        writer = _writer_of(folder, source, stack, replace=replace, covers_all=files is None)
         known = writer.manifest
         if based_on is not None and known.commit != based_on:
             raise errors.IndexChangedError(
@@ -252,8 +249,11 @@ def _batches(documents: Iterable[Document], ids: set[str]) -> Iterator[list[Docu
     batch: list[Document] = []
     for document in documents:
         try:
-            batch.append(checked_document(document))
-        except (TypeError, ValueError) as error:
+            (checked,) = check_documents([document.text], [document.metadata], [document.id])
+            # A lone surrogate is an error.
+            f"{document.id}{document.text}{document.file}".encode()
+            batch.append(checked._replace(file=document.file))
+        except (AttributeError, TypeError, ValueError) as error:
             raise errors.IndexFileError(f"a document cannot be indexed: {error}") from None
         if document.id in ids:
             raise errors.IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
