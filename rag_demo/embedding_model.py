@@ -186,9 +186,7 @@ class EmbeddingModel(Resource):
             path, found = self._find()
             expected = self._identity or found
             self.device = self.device or get_optimal_device()
-            encoder = load_encoder(
-                path, self.device, self._dtype, self.prompts, self._trust_remote_code
-            )
+            encoder = self._new_encoder(path, self.device)
             try:
                 if (self.truncate_dim or 0) > encoder.dimension:
                     raise ModelError(
@@ -208,6 +206,24 @@ class EmbeddingModel(Resource):
             self._was_unloaded = False
             log.debug("loaded %s on %s", self.name, self.device)
             return True
+
+    def _new_encoder(self, path: str, device: str) -> Encoder:
+        """Load a BERT with layers of our own if that is possible, else sentence-transformers."""
+        is_folder = Path(path).is_dir()
+        hint = "name another folder" if is_folder else f"there is no such folder; {MOVED}"
+        with loading("the model", path, device, hint):
+            import torch
+
+            from rag_demo.encoding.bert_encoder import BertEncoder
+
+            options = device, getattr(torch, self._dtype), self.prompts
+            if is_folder and not self._trust_remote_code:
+                try:
+                    return BertEncoder(Path(path), *options)
+                except (ValueError, OSError, KeyError) as why:
+                    log.debug("%s is run by sentence-transformers: %s", path, why)
+            remote = self._trust_remote_code
+            return SentenceTransformersEncoder(path, *options, trust_remote_code=remote)
 
     def unload_model(self) -> CleanupReport:
         """Release the weights. `load_model` loads them again.
@@ -338,37 +354,6 @@ class EmbeddingModel(Resource):
             self.load_model()
             assert self._encoder is not None
             return self._encoder
-
-
-def load_encoder(
-    path: str, device: str, dtype: str, prompts: Mapping[str, str], trust_remote_code: bool = False
-) -> Encoder:
-    """Load a BERT with layers of our own if that is possible, else with sentence-transformers.
-
-    Args:
-        path: A folder, or a name on the hub.
-        device: torch's name of the device.
-        dtype: torch's name of the weights' dtype.
-        prompts: Prompts by kind that replace the model's own.
-        trust_remote_code: Whether to run code that comes with the model.
-
-    Raises:
-        ModelError: The model cannot be loaded.
-    """
-    is_folder = Path(path).is_dir()
-    hint = "name another folder" if is_folder else f"there is no such folder; {MOVED}"
-    with loading("the model", path, device, hint):
-        import torch
-
-        from rag_demo.encoding.bert_encoder import BertEncoder
-
-        options = device, getattr(torch, dtype), prompts
-        if is_folder and not trust_remote_code:
-            try:
-                return BertEncoder(Path(path), *options)
-            except (ValueError, OSError, KeyError) as why:
-                log.debug("%s is run by sentence-transformers: %s", path, why)
-        return SentenceTransformersEncoder(path, *options, trust_remote_code=trust_remote_code)
 
 
 def _encodable(text: str) -> str:
