@@ -70,11 +70,9 @@ class ShardedStore:
 
     def upsert(self, *_: object, **__: object) -> NoReturn:
         """Refuse a change."""
-        _refuse_change()
+        raise RagDemoError("several indexes are searched as one, but changed one by one")
 
-    def delete(self, ids: object) -> NoReturn:
-        """Refuse a change."""
-        _refuse_change()
+    delete = upsert
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
@@ -111,7 +109,3 @@ class ShardedStore:
         with contextlib.ExitStack() as stack:
             for each in self._shards:
                 stack.callback(each.close)
-
-
-def _refuse_change() -> NoReturn:
-    raise RagDemoError("several indexes are searched as one, but changed one by one")
