@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import NoReturn
 
-from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
+from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import RagDemoError
 from rag_demo.reading.document import Document
 from rag_demo.retriever import Retriever
@@ -54,7 +54,7 @@ class ShardedStore:
         """See `Store`."""
         found = [each.identity for each in self._stores if each.count]
         for each in found:
-            refuse_other_vectors(found[0], each)
+            refuse_other_model(found[0], each)
         return found[0] if found else None
 
     @property

@@ -133,8 +133,7 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
             known = earlier.files_in(f"{full_path(source)}{os.sep}")
             return files | {file for file in known if not Path(file).exists()}
 
-        if manifest.model is not None:
-            refuse_other_model(folder, manifest.model, embedder.identity)
+        refuse_other_model(manifest.model, embedder.identity, f" in '{folder}'")
         _ingest(
             map(renamed, documents), embedder, folder, source=_AND.join([*others, name]),
             source_after=_AND.join(after), replace=True,

@@ -71,28 +71,23 @@ class ModelIdentity:
         return f"{self.name!r} ({more})" if more else repr(self.name)
 
 
-def refuse_other_model(folder: object, made_by: ModelIdentity, wanted: ModelIdentity) -> None:
-    """Refuse an index that another model made.
+def refuse_other_model(
+    made_by: ModelIdentity | None, wanted: ModelIdentity | None, where: str = ""
+) -> None:
+    """Refuse to use vectors of one model with those of another; None is an unknown one.
+
+    Args:
+        made_by: The model that made the present vectors.
+        wanted: The other one.
+        where: Where the index is, such as " in 'notes'".
 
     Raises:
         ModelMismatchError: The models differ.
     """
-    if not made_by.is_same(wanted):
+    if made_by is not None and wanted is not None and not made_by.is_same(wanted):
         raise ModelMismatchError(
-            f"the index in '{folder}' was made with the model {made_by}, not with {wanted}; "
-            f"name that one: {HOW_TO_NAME_MODEL}; or {HOW_TO_REBUILD} {folder} --yes"
-        )
-
-
-def refuse_other_vectors(made_by: ModelIdentity | None, new: ModelIdentity | None) -> None:
-    """Refuse to mix vectors of two models; None is an unknown one.
-
-    Raises:
-        ModelMismatchError: The models differ.
-    """
-    if made_by is not None and new is not None and not made_by.is_same(new):
-        raise ModelMismatchError(
-            f"the present vectors were made with the model {made_by}, not with {new}; use that one"
+            f"the index{where} was made with the model {made_by}, not with {wanted}; "
+            f"name that one: {HOW_TO_NAME_MODEL}; or {HOW_TO_REBUILD} FOLDER --yes"
         )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.database import DamagedRowError, Database
-from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
+from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.reading.document import Document
 from rag_demo.stores import filters
 from rag_demo.stores.store import EmbeddedBatch, no_vectors
@@ -311,7 +311,7 @@ class Contents:
         Raises:
             ValueError, ModelMismatchError: See `rag_demo.stores.store.Store.upsert`.
         """
-        refuse_other_vectors(self.identity if self.count else None, batch.identity)
+        refuse_other_model(self.identity if self.count else None, batch.identity)
         first, count = self.next_number, len(batch.documents)
         owners = self._owners_after(self._replaced(batch))
         self.documents.replace_from(first, batch.documents)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -91,8 +91,9 @@ class Snapshot(Contents):
             check_dimension(batch.vectors, self.vectors.dimension)
         return replace(self.with_batch(batch), vectors=self.vectors.extended(batch.vectors))
 
-    def order_of(self, numbers: Rows) -> Rows:
+    def order_of(self, numbers: Any) -> Rows:
         """Return numbers that order documents by id."""
+        numbers = np.asarray(numbers, np.int64)
         if "_order" in vars(self) or 8 * len(numbers) >= self.count:
             return np.asarray(self._order[numbers], np.int64)
         ids = self.documents.ids(numbers)
@@ -295,8 +296,7 @@ class LocalStore:
         with contextlib.ExitStack() as stack:
             saved = SavedIndex(folder)
             stack.callback(saved.close)
-            if identity is not None:
-                refuse_other_model(folder, saved.manifest.model, identity)
+            refuse_other_model(saved.manifest.model, identity, f" in '{folder}'")
             if check:
                 saved.check_vectors()
             vectors = self._no_vectors.with_saved_rows(saved)
@@ -353,10 +353,7 @@ def search(snapshot: Snapshot, request: SearchRequest) -> list[list[SearchResult
         mask = None if count == len(allowed) else allowed
         return _by_vectors(snapshot, vectors, mask, min(depth, count))
 
-    def order_of(numbers: Sequence[int]) -> Rows:
-        return snapshot.order_of(np.asarray(numbers, np.int64))
-
-    return _results(snapshot, queries, by_mode(request, best, order_of))
+    return _results(snapshot, queries, by_mode(request, best, snapshot.order_of))
 
 
 def _by_vectors(

@@ -27,7 +27,7 @@ from psycopg.types.json import Jsonb
 from psycopg_pool import ConnectionPool
 
 from rag_demo.database import FORK_AWARE
-from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
+from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexFileError, IndexVersionError, InvalidValueError, PostgresError
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
@@ -319,7 +319,7 @@ class PostgresStore(Resource):
         facts = [Jsonb(each.metadata) for each in batch.documents]
         stems = [Counter(stems_of(each.text, _LANGUAGE)) for each in batch.documents]
         with self._transaction(change=True) as (run, state):
-            refuse_other_vectors(state.model, batch.identity)
+            refuse_other_model(state.model, batch.identity)
             first, count = state.next_number, len(batch.documents)
             if choose_ids:
                 query = "SELECT id FROM {documents} WHERE id = ANY(%s)"
@@ -474,8 +474,7 @@ class PostgresStore(Resource):
                     )
                 version, made_by, dimension, source, finished, count, number = row
                 model: Any = ModelIdentity(**json.loads(made_by)) if made_by and count else None
-                if model is not None and self._identity is not None:
-                    refuse_other_model(self.url, model, self._identity)
+                refuse_other_model(model, self._identity, f" in '{self.url}'")
                 yield run, Manifest(
                     model, source, finished, dimension, count=count, next_number=number,
                     commit=f"{number} {count}", version=version,
