@@ -117,7 +117,6 @@ class Retriever(Resource):
                 chunk_overlap=chunk_overlap,
                 on_progress=on_progress,
             )
-        self.ensure_open()
         return self.store.upsert(batch, choose_ids=ids is None)
 
     def update_metadata(self, ids: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> int:
@@ -132,7 +131,6 @@ class Retriever(Resource):
         Returns:
             How many documents were changed.
         """
-        self.ensure_open()
         names = checked_texts(ids, "ids")
         described = check_documents([""] * len(names), metadata, names)
         changed = [
@@ -157,7 +155,6 @@ class Retriever(Resource):
         Raises:
             ValueError: The filter is ``{}``, which all documents match.
         """
-        self.ensure_open()
         names = checked_texts(ids, "ids")
         if where == {}:
             everything = '{"$id": {"$exists": True}}'
@@ -172,7 +169,6 @@ class Retriever(Resource):
         Args:
             ids: The ids of the documents.
         """
-        self.ensure_open()
         return self.store.get(checked_texts(ids, "ids"))
 
     def documents(
@@ -185,7 +181,6 @@ class Retriever(Resource):
             after: Only ids after this one: the last id of the page before.
             limit: How many at most.
         """
-        self.ensure_open()
         check_positive("limit", limit)
         found = self.store.get(self.store.matching(where, after, limit))
         return [each for each in found if each is not None]
@@ -197,7 +192,6 @@ class Retriever(Resource):
 
     def ids(self) -> Iterator[str]:
         """Yield the ids of all documents, in the order in which they were added."""
-        self.ensure_open()
         return self.store.ids()
 
     def stats(self) -> Stats:
@@ -334,7 +328,6 @@ class LocalRetriever(Retriever):
             IndexFileError: The folder holds something else, another process is writing into it,
                 the index is damaged, or it cannot be written. The old content stays.
         """
-        self.ensure_open()
         identity = embedder.identity_of(self.embedding_model)
         self.store.save(Path(path), identity, overwrite=overwrite)
 
@@ -356,6 +349,5 @@ class LocalRetriever(Retriever):
                 index, a search may be the first to find the damage.
             ModelMismatchError: The index was made with another embedding model.
         """
-        self.ensure_open()
         identity = embedder.identity_of(self.embedding_model)
         return self.store.load(Path(path), identity, check=check)

@@ -128,4 +128,4 @@ class Store(Protocol):
         """Find the best documents for each query; equal scores are ordered by id."""
 
     def close(self) -> object:
-        """Wait for running calls, and give up all that is held."""
+        """Wait for running calls, and give up all that is held; later calls raise an error."""
