@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -68,8 +67,7 @@ def encode(value: Any) -> Encoded:
     if isinstance(value, bool):
         return BOOLEAN, int(value)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        infinity = math.inf if value > 0 else -math.inf
-        return NUMBER, float(value) if abs(value) < 10**308 else infinity
+        return NUMBER, float(str(value))  # Infinity if it is too large.
     if isinstance(value, (int, float)):
         return NUMBER, value + 0  # -0.0 is 0.0
     if isinstance(value, str):
