@@ -163,7 +163,7 @@ class EmbeddingModel(Resource):
         encoder, counts = self._loaded(), list[int]()
         for rows in packed(list(map(len, texts)), _COUNTED_CHARS):
             with self._turn(encoder):
-                found = encoder.count_tokens([_encodable(texts[row]) for row in rows], kind)
+                found = encoder.count_tokens([texts[row] for row in rows], kind)
             if found is None:
                 return None
             counts += found
@@ -305,7 +305,7 @@ class EmbeddingModel(Resource):
             if on_progress is not None:
                 on_progress(len(rows))
 
-        new, turn = [_encodable(texts[row]) for row in missing], partial(self._turn, encoder)
+        new, turn = [texts[row] for row in missing], partial(self._turn, encoder)
         encode(encoder, new, kind, done, turn, self.batch_size)
         log.debug("embedded %d texts", len(texts))
         return vectors
@@ -354,11 +354,6 @@ class EmbeddingModel(Resource):
             self.load_model()
             assert self._encoder is not None
             return self._encoder
-
-
-def _encodable(text: str) -> str:
-    """Replace lone surrogates, which tokenizers refuse."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _release_encoder(encoder: Encoder | None) -> CleanupReport:

@@ -56,9 +56,12 @@ def limits_of(device: str) -> Limits:
 
 
 def readable(texts: Sequence[str], max_tokens: int | None) -> list[str]:
-    """Cut off characters that no model of so many tokens reads, so that they are not tokenised."""
+    """Cut off what no model of so many tokens reads, and replace lone surrogates.
+
+    So long texts are tokenised fast, and tokenizers refuse no text.
+    """
     most = None if max_tokens is None else _CHARS_PER_TOKEN * max_tokens
-    return [text[:most] for text in texts]
+    return [text[:most].encode("utf-8", "replace").decode() for text in texts]
 
 
 def has_amx() -> bool:
@@ -251,10 +254,10 @@ class SentenceTransformersEncoder:
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> list[tuple[int, str]]:
         """Return estimates, because two threads must not use the tokenizer at the same time."""
-        most = self.max_tokens or _MOST_TOKENS
+        texts, most = readable(texts, self.max_tokens), self.max_tokens or _MOST_TOKENS
         sizes = (len(text.encode()) for text in texts)
         lengths = (min(2 + size // _BYTES_PER_TOKEN, most) for size in sizes)
-        return list(zip(lengths, readable(texts, self.max_tokens), strict=True))
+        return list(zip(lengths, texts, strict=True))
 
     def launch(self, inputs: Sequence[str], kind: Kind) -> Any:
         """Embed texts."""
