@@ -438,7 +438,8 @@ def open_writer(folder: Path, *, start_over: bool = False) -> Iterator[IndexWrit
     with index_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A killed process loses it.
         except BlockingIOError:
@@ -452,16 +453,11 @@ def open_writer(folder: Path, *, start_over: bool = False) -> Iterator[IndexWrit
                 f"'{folder}' holds {foreign[0]!r} and is not an index; "
                 "name a new or an empty folder"
             )
-        writer = IndexWriter(folder)
-        try:
-            ignored = (errors.DamagedIndexError, errors.IndexVersionError) if start_over else ()
-            with contextlib.suppress(*ignored):
-                writer.open()
-            yield writer
-        finally:
-            writer.close()
-    finally:
-        os.close(descriptor)
+        writer = stack.enter_context(contextlib.closing(IndexWriter(folder)))
+        ignored = (errors.DamagedIndexError, errors.IndexVersionError) if start_over else ()
+        with contextlib.suppress(*ignored):
+            writer.open()
+        yield writer
 
 
 class IndexWriter:
