@@ -24,8 +24,7 @@ def _after_fork() -> None:
     _INHERITED.extend([each.leave_to_parent() for each in FORK_AWARE])
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class DamagedRowError(Exception):

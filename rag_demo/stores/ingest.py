@@ -196,11 +196,10 @@ def _writer_of(
         from rag_demo.stores.postgres import PostgresStore
 
         return stack.enter_context(PostgresStore(folder))
-    folder, may_start_over = Path(folder), replace
+    folder, may_start_over = Path(folder), covers_all and replace
     if covers_all and not replace:
         with suppress(errors.IndexFileError):
             may_start_over = read_manifest(folder).source == source
-    may_start_over = may_start_over and covers_all
     writer = stack.enter_context(open_writer(folder, start_over=may_start_over))
     if writer.manifest.model is not None:
         try:

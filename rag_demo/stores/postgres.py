@@ -29,6 +29,7 @@ from psycopg_pool import ConnectionPool
 from rag_demo.database import FORK_AWARE
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexFileError, IndexVersionError, InvalidValueError, PostgresError
+from rag_demo.printable import on_one_line
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores import filters
@@ -493,27 +494,23 @@ class PostgresStore(Resource):
         except (psycopg.DataError, UnicodeEncodeError) as error:
             raise InvalidValueError(
                 "Postgres knows no NUL, no lone surrogate and no infinity: "
-                f"{_on_one_line(error)}; remove it, or use an index in a folder"
+                f"{on_one_line(error)}; remove it, or use an index in a folder"
             ) from None
         except errors.ProgramLimitExceeded as error:
             raise InvalidValueError(
                 "Postgres takes ids, paths and words of about 2,700 bytes, and vectors of 16,000 "
-                f"dimensions ({_on_one_line(error)}); use less, or an index in a folder"
+                f"dimensions ({on_one_line(error)}); use less, or an index in a folder"
             ) from None
         except errors.InsufficientPrivilege as error:
             raise PostgresError(
-                f"the user of {self.url} lacks a right: {_on_one_line(error)}; grant it"
+                f"the user of {self.url} lacks a right: {on_one_line(error)}; grant it"
             ) from None
         except psycopg.OperationalError as error:
             raise PostgresError(
-                f"{self.url} cannot answer now: {_on_one_line(error)}; try again"
+                f"{self.url} cannot answer now: {on_one_line(error)}; try again"
             ) from None
         except psycopg.Error as error:
-            raise PostgresError(f"{self.url} refused this: {_on_one_line(error)}") from None
-
-
-def _on_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+            raise PostgresError(f"{self.url} refused this: {on_one_line(error)}") from None
 
 
 def _by_words(run: _Run, text: str, within: _Clause, top_k: int) -> list[SearchResult]:
