@@ -62,13 +62,10 @@ class DocumentTable(Database):
     def insert(self, documents: Iterable[tuple[int, Document]]) -> None:
         """Store documents under their numbers."""
         with self.use() as connection:
-            pairs = iter(documents)
-            while batch := list(itertools.islice(pairs, 4 * _BATCH)):
-                rows = [(number, each.id, each.text, _ENCODE(each.metadata), each.file)
-                        for number, each in batch]  # fmt: skip
-                connection.executemany("INSERT INTO main.documents VALUES (?, ?, ?, ?, ?)", rows)
-                known = ((number, {**each.metadata, filters.ID: each.id}) for number, each in batch)
-                facts = itertools.chain.from_iterable(itertools.starmap(_metadata_rows, known))
+            for number, (name, text, metadata, file) in documents:
+                row = (number, name, text, _ENCODE(metadata), file)
+                connection.execute("INSERT INTO main.documents VALUES (?, ?, ?, ?, ?)", row)
+                facts = _metadata_rows(number, {**metadata, filters.ID: name})
                 query = "INSERT OR IGNORE INTO main.metadata VALUES (?, ?, ?, ?, ?)"
                 connection.executemany(query, facts)
 
