@@ -352,11 +352,8 @@ class SavedIndex:
         Raises:
             IndexFileError: The file was cut off.
         """
-        size = os.fstat(self._file.fileno()).st_size if self._nbytes else 0
-        if size < self._nbytes:
-            raise errors.damaged(
-                self._vectors_path, f"it has {size} bytes instead of {self._nbytes}"
-            )
+        if self._nbytes and os.fstat(self._file.fileno()).st_size < self._nbytes:
+            raise errors.damaged(self._vectors_path, "it was cut off")
 
     @property
     def vectors(self) -> Vectors:
