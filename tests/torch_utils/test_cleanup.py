@@ -57,9 +57,7 @@ def test_scope_releases_last_in_first_out() -> None:
         model(torch.ones(1, 16))
 
 
-def test_resource_that_is_refused_in_the_end_keeps_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_resource_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(16, 16)
     with (tmp_path / "log").open("w") as file, SafePyTorchCleanup(model, file, model) as scope:
         monkeypatch.setattr(sys, "stdout", file)

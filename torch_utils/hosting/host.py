@@ -463,7 +463,7 @@ class ModelHost(ModelLender, Generic[M]):
                 return report
             with tenancy.changed:
                 transition, tenant = tenancy.transition, tenancy.tenant
-                is_queued = tenancy.is_queued()
+                is_queued = self._pool is not None and tenancy.is_queued()
                 if transition is None or is_queued:
                     if tenant is None or (sleeps and tenant.is_asleep):
                         return None

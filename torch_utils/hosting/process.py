@@ -351,8 +351,8 @@ class _Method(partial[Any]):
     """A method of a model in another process."""
 
     def __getattr__(self, name: str) -> Any:
-        what = f"{self.args[0]}.{name} is in another process, where only methods of the model"
-        raise AttributeError(f"{what} itself can be called; add one that uses it")
+        what = f"{self.args[0]}.{name} is in another process"
+        raise AttributeError(f"{what}; use it in a method of the model, and call that")
 
 
 class Proxy:

@@ -188,9 +188,9 @@ class Tenancy:
         return self.tenant is not None and not self.tenant.is_alive()
 
     def is_queued(self) -> bool:
-        """Return whether a load waits for room, which others may use for any time."""
+        """Return whether a load waits for room in the pool, which others may use for any time."""
         load = None if self.is_closing else self.transition
-        return load is not None and load.admitted is None and bool(load.no_room)
+        return load is not None and load.state in ("loading", "waking") and load.admitted is None
 
     def is_idle(self, is_asleep: bool = False) -> bool:
         """Return whether it is awake, or asleep, not leased, and without waiting callers."""
