@@ -123,8 +123,8 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
             # Different files may have the same name; a file that is added again keeps its ids.
             name = document.id
             while document.file and (known := earlier.get([name])[0]) and (
-                known.file not in (None, document.file)
-            ):  # fmt: skip
+                known.file or known.metadata.get("path")
+            ) not in (None, document.file):  # fmt: skip
                 name += "~"
             return document._replace(id=name)
 

@@ -3,7 +3,7 @@
 ============================  ==================================================================
 ``rag-demo-N.sqlite``         the manifest, documents, their metadata, and the owners of vectors
 ``vectors-N.f32``             float32 vectors
-``words-N-COUNT/``            the full-text index of the first documents; it never changes
+``words-N-COUNT-LANGUAGE/``   the full-text index of the first documents; it never changes
 ============================  ==================================================================
 
 A change is one transaction of the database. Documents and vectors only grow, and deleting is a
@@ -52,7 +52,7 @@ TABLES = (
     # The checksum is first, so that SQLite finds it without the pages of the rest.
     "CREATE TABLE pieces (piece INTEGER PRIMARY KEY, checksum INTEGER, owners BLOB, passages BLOB)",
 )
-_PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+")
+_PART = re.compile(r"rag-demo-\d+\.sqlite(-journal|-wal|-shm)?|vectors-\d+\.f32|words-\d+-\d+-\w+")
 _DATABASE = re.compile(r"rag-demo-(\d+)\.sqlite")
 MOST_BEHIND = 1 << 13
 """Documents that a commit may leave out of the full-text index; a reader adds them itself."""
@@ -105,7 +105,7 @@ class Manifest:
     @property
     def words_name(self) -> str:
         """The name of the folder of the full-text index."""
-        return f"words-{self.file_number}-{self.words_end}"
+        return f"words-{self.file_number}-{self.words_end}-{self.language}"
 
     def words(self, folder: Path) -> WordsFolder:
         """The full-text index in the folder of this index; it has the end 0 if there is none."""
@@ -324,15 +324,17 @@ class SavedIndex:
     def verify(self) -> None:
         """Check the database, all vectors and the full-text index.
 
+        The next commit of another process may remove the full-text index; then it is not checked.
+
         Raises:
             IndexFileError: Something is damaged.
         """
         self.check()
         words = self.manifest.words(self.folder)
-        if words.end and not words.is_whole:
+        if words.end and not words.is_whole and read_manifest(self.folder) == self.manifest:
             raise errors.DamagedIndexError(  # Texts and vectors are whole: do not name --yes.
-                f"'{words.folder}' is damaged (it is missing, or its checksum is wrong); searches "
-                "do without it, and the next rag-demo add or index makes it again"
+                f"'{words.folder}' is damaged (it is missing or unreadable, or its checksum is "
+                "wrong); searches make their own, and the next rag-demo add or index a new one"
             )
 
     def check(self) -> None:

@@ -119,8 +119,11 @@ class WordsFolder(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the folder exists, and its files have their checksum."""
-        return self.folder.is_dir() and checksum_of(self.folder) == self.checksum
+        """Whether the folder exists, and its files can be read and have their checksum."""
+        try:
+            return self.folder.is_dir() and checksum_of(self.folder) == self.checksum
+        except OSError:
+            return False
 
 
 def copy_words(known: WordsFolder | None, folder: Path) -> int:
