@@ -176,9 +176,11 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress, TextColumn
 
     console = Console(stderr=True)
+    if not console.is_terminal:  # A hidden bar of older rich prints an empty line.
+        yield lambda count: None
+        return
     columns, done = Progress.get_default_columns(), TextColumn("{task.completed} done")
-    columns = columns[: 4 if total else 3]
-    with Progress(*columns, done, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns[: 4 if total else 3], done, console=console) as bar:
         task = bar.add_task(label, total=total)
         yield lambda count: bar.update(task, advance=count)
 
