@@ -130,28 +130,24 @@ def _nvml() -> Any:
 
 
 def _cards(torch: Any) -> list[tuple[str, DeviceMemory]]:
-    """Return the names and the memory of CUDA's visible cards, without a context. Never raises."""
-    cards: list[tuple[str, DeviceMemory]] = []
-    try:
-        if _nvml() is None:
-            return []
-        ctypes, nvml = sys.modules["ctypes"], _nvml()
-        of_visible = private(torch, "cuda._get_nvml_device_index")  # By CUDA_VISIBLE_DEVICES.
-        for index in range(torch.cuda.device_count()):
-            handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-            sizes = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
-            number = ctypes.c_uint(index if of_visible is None else of_visible(index))
-            if (
-                nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
-                or nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
-                or nvml.nvmlDeviceGetMemoryInfo(handle, sizes)
-            ):
-                return []
-            memory = DeviceMemory(0, 0, sizes[1], sizes[0])
-            cards.append((name.value.decode(errors="replace"), memory))
-    except Exception as error:  # As in `query`.
-        log(DEBUG, "NVML: the query failed: %r", error)
+    """Return the names and the memory of CUDA's visible cards, without a context."""
+    if _nvml() is None:
         return []
+    ctypes, nvml = sys.modules["ctypes"], _nvml()
+    of_visible = private(torch, "cuda._get_nvml_device_index")  # It reads CUDA_VISIBLE_DEVICES.
+    cards = []
+    for index in range(torch.cuda.device_count()):
+        handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+        sizes = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        number = ctypes.c_uint(index if of_visible is None else of_visible(index))
+        if (
+            nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
+            or nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
+            or nvml.nvmlDeviceGetMemoryInfo(handle, sizes)
+        ):
+            raise OSError(f"NVML does not describe cuda:{index}")
+        memory = DeviceMemory(0, 0, sizes[1], sizes[0])
+        cards.append((name.value.decode(errors="replace"), memory))
     return cards
 
 
@@ -177,11 +173,13 @@ def _memory_of(backend: str, index: int, torch: Any) -> DeviceMemory:
 
 
 def _device_memory() -> dict[str, DeviceMemory]:
-    torch, found = loaded_torch(), {}
+    torch = loaded_torch()
+    found: dict[str, DeviceMemory] = {}
     if torch is None:
         return {}
-    for index, (_, memory) in enumerate(_cards(torch) if private(torch, "version.cuda") else ()):
-        found[f"cuda:{index}"] = memory
+    if private(torch, "version.cuda"):
+        cards = query(functools.partial(_cards, torch), [], "NVML")
+        found.update((f"cuda:{index}", memory) for index, (_, memory) in enumerate(cards))
     for backend in BACKENDS:
         for index in devices_in_use(backend, torch):
             name = f"{backend}:{index}"
@@ -481,8 +479,8 @@ def get_device_info() -> DeviceInfo:
         if in_use := devices_in_use(backend, torch):
             current = query(lambda: int(module.current_device()), in_use[0], "current_device")
             name = query(lambda: str(module.get_device_name(current)), backend, "device name")
-        elif private(torch, "version.cuda") and (cards := _cards(torch)):
-            name = cards[0][0]
+        elif private(torch, "version.cuda"):
+            name = query(lambda: _cards(torch)[0][0], backend, "NVML")
     return DeviceInfo(
         cuda_available=is_cuda_available(),
         device_count=count,
