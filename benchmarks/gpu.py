@@ -99,8 +99,7 @@ def main() -> int:
         try:
             part = getattr(importlib.import_module(f"benchmarks.{module}"), function)
             left_out += _measure(name, part(setting), about, rehearse=options.rehearse)
-        except Exception:
-            # An error ends one part only.
+        except Exception:  # An error ends one part only.
             traceback.print_exc()
             failed += 1
         finally:

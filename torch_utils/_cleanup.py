@@ -122,8 +122,7 @@ class SafePyTorchCleanup:
     then, while all modules are intact; a forked child never closes its parent's.
 
     Args:
-        *resources: Objects to release at the end, by one `release`, the last one first; of any
-            kind that it supports.
+        *resources: Objects to release at the end; of any kind that `release` supports.
         collect: See `release`.
         trim_host: See `release`.
         thorough: See `release`.

@@ -82,6 +82,5 @@ def repr_of(error: BaseException) -> str:
     """Return the repr of an exception, or its type if its repr raises."""
     try:
         return repr(error)
-    except Exception:
-        # Its __repr__ may raise anything, which would hide the exception itself.
+    except Exception:  # Its __repr__ may raise anything, which would hide the exception itself.
         return f"{type(error).__name__} (its repr() raises)"

@@ -108,7 +108,7 @@ class Manifest:
         return f"words-{self.file_number}-{self.words_end}-{self.language}"
 
     def words(self, folder: Path) -> WordsFolder:
-        """The full-text index in the folder of this index; it has the end 0 if there is none."""
+        """The full-text index in the folder of this index; its end is 0 without one."""
         return WordsFolder(folder / self.words_name, self.words_end, self.words_checksum)
 
     def names(self, part: str) -> bool:
@@ -317,7 +317,7 @@ class SavedIndex:
             with documents.use():  # It stays open, even if the file is removed.
                 pass
             self.words = TextIndex(manifest.language, manifest.words(self.folder))
-        except BaseException:
+        except BaseException:  # An interrupt must not leave files open either.
             self.close()
             raise
 
