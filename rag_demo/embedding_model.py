@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from rag_demo.encoding.embedder import OnProgress
 from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
 from rag_demo.encoding.encoder import (
     Encoder,
@@ -266,9 +267,7 @@ class EmbeddingModel(Resource):
         """
         return self._embed(texts, "query", None)
 
-    def embed_documents(
-        self, texts: Sequence[str], *, on_progress: Callable[[int], object] | None = None
-    ) -> Vectors:
+    def embed_documents(self, texts: Sequence[str], *, on_progress: OnProgress = None) -> Vectors:
         """Embed documents, with the model's document prompt if it has one.
 
         Args:
@@ -283,9 +282,7 @@ class EmbeddingModel(Resource):
         """
         return self._embed(texts, "document", on_progress)
 
-    def _embed(
-        self, texts: Sequence[str], kind: Kind, on_progress: Callable[[int], object] | None
-    ) -> Vectors:
+    def _embed(self, texts: Sequence[str], kind: Kind, on_progress: OnProgress) -> Vectors:
         texts = checked_texts(texts, "texts")
         encoder, dimension = self._loaded(), self.dimension
         vectors = np.empty((len(texts), dimension), np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +83,7 @@ def damaged(path: Path, reason: object) -> DamagedIndexError:
 
 
 @contextlib.contextmanager
-def required(
-    what: str, error: Callable[[str], Exception] = RagDemoError, extra: str = ""
-) -> Iterator[None]:
+def required(what: str, error: type[Exception] = RagDemoError, extra: str = "") -> Iterator[None]:
     """Say what to install if an import in the block fails.
 
     Args:

@@ -16,7 +16,7 @@ from rag_demo.retriever import BasicEmbedder, LocalRetriever
 from rag_demo.searching import Order
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.stores.local import LocalStore
-from rag_demo.vectors import Mask, Pairs, Rows, Vectors, rounding
+from rag_demo.vectors import Mask, Pairs, Rows, Vectors, exact_scores, rounding
 from torch_utils import closes_on_error, release
 
 __all__ = ["FaissRetriever"]
@@ -98,9 +98,7 @@ class FaissVectors:
         """See `VectorRows`."""
         return "cpu", "float32", 4 * self.count * self.dimension
 
-    def candidates(
-        self, queries: Vectors, top_k: int, allowed: Mask | None, order_of: Order
-    ) -> Pairs:
+    def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None, order: Order) -> Pairs:
         """See `VectorRows`."""
         with self.lock:
             if self.index.ntotal > self.count:
@@ -117,8 +115,8 @@ class FaissVectors:
                     one = queries[query : query + 1]
                     _, _, near = self.index.range_search(one, float(bar), **options)
                 found.append(near)
-        counts = [len(near) for near in found]
-        return Pairs(np.repeat(np.arange(len(queries)), counts), np.concatenate(found))
+        pairs = np.repeat(np.arange(len(queries)), list(map(len, found))), np.concatenate(found)
+        return Pairs(*pairs, exact_scores(self.take, queries, *pairs))
 
 
 def _selector(allowed: Mask) -> Any:

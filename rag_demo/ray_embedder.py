@@ -99,9 +99,7 @@ class RayEmbedder(Resource):
                     f"the cluster has {there.get(kind, 0):g} {kind}s, but each of {count} actors "
                     "needs one; pass a smaller --actors, or add machines"
                 )
-            remote = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_restarts=0)(
-                EmbeddingActor
-            )
+            remote = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"))(EmbeddingActor)
             self._actors = [remote.remote(self._options) for _ in range(count)]
             calls = [each.load.remote() for each in self._actors]
             for version, identity, dimension in ray.get(calls, timeout=_PATIENCE_S):

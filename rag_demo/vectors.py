@@ -15,6 +15,8 @@ Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float64]
+Take = Callable[[Rows], Vectors]
+"""Returns a copy of the vectors of rows: shape (n, d)."""
 
 _PAIRS = 128  # scored at once, so that they stay in the processor's cache
 _SPARE_ROWS = 64  # at least, in each new buffer
@@ -89,24 +91,22 @@ class Pairs(NamedTuple):
     Attributes:
         query: The number of each pair's query, in ascending order: shape (p,).
         row: The number of each pair's row: shape (p,).
-        scores: The `exact_scores`, if they are already known: shape (p,).
+        scores: The `exact_scores`: shape (p,).
     """
 
     query: Rows
     row: Rows
-    scores: Scores | None = None
+    scores: Scores
 
 
-def exact_scores(
-    vectors_of: Callable[[Rows], Vectors], queries: Vectors, query: Rows, row: Rows
-) -> Scores:
+def exact_scores(take: Take, queries: Vectors, query: Rows, row: Rows) -> Scores:
     """Multiply each pair of a query and a row by itself, in float64.
 
     The rounding of a matrix product depends on its shape and on the number of threads. These
     scores do not, so neither do ties and the order of the answers.
 
     Args:
-        vectors_of: Returns a copy of the vectors of rows: shape (p, d).
+        take: Returns the vectors.
         queries: Shape (b, d).
         query: The number of each pair's query: shape (p,).
         row: Each pair's row: shape (p,).
@@ -115,7 +115,7 @@ def exact_scores(
     for start in range(0, len(row), _PAIRS):
         some = slice(start, start + _PAIRS)
         # Products of two float32 are exact in float64, and all sums have the same layout.
-        products = vectors_of(row[some]).astype(np.float64)
+        products = take(row[some]).astype(np.float64)
         products *= wide.take(query[some], axis=0)
         products.sum(axis=1, out=scores[some])
     return scores

@@ -24,17 +24,13 @@ Judgements = dict[str, dict[str, int]]
 
 
 @click.command()
-@click.argument(
-    "folder", metavar="PATH", type=click.Path(path_type=Path, exists=True, file_okay=False)
-)
+@click.argument("folder", metavar="PATH", type=click.Path(path_type=Path, exists=True))
 @options.place_option("--index", "places", multiple=True, required=True, help="Index of PATH.")
 @options.mode_option
 @click.option("--split", default="test", help="Read judgements from qrels/SPLIT.tsv.")
 @options.made_by_option
 @options.device_option
-def evaluate(
-    folder: Path, places: tuple[Any, ...], mode: str | None, split: str, **model: Any
-) -> None:
+def evaluate(folder: Path, places: Any, mode: str | None, split: str, **model: Any) -> None:
     """Measure retrieval quality of an index on the judged collection in PATH.
 
     The collection has BEIR's layout. rag-demo index PATH/corpus.jsonl makes the index.

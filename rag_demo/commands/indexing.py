@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from rag_demo.commands import options
-from rag_demo.encoding.encoder import has_amx
 from rag_demo.errors import IndexFileError, SourceError
 from rag_demo.places import load_manifest, open_store
 from rag_demo.reading.document import Document
@@ -30,14 +29,9 @@ _reading_options = options.together(
     _globs("--exclude", help="Skip these files and folders."),
     _globs("--as-text", help="Read these files as plain text."),
     click.option(
-        "--chunk-size",
-        type=click.IntRange(100),
-        default=PASSAGE_CHARS,
-        help="Characters of passages.",
+        "--chunk-size", type=click.IntRange(100), default=PASSAGE_CHARS, help="Length of passages."
     ),
-    click.option(
-        "--chunk-overlap", type=click.IntRange(0), default=0, help="Characters that passages share."
-    ),
+    click.option("--chunk-overlap", type=click.IntRange(0), default=0, help="Characters shared."),
     click.option("--text-field", default="text", help="Field of JSON lines that has the text."),
 )
 
@@ -62,9 +56,7 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
     ray = {name: embedding.pop(name) for name in ("address", "actors")}
     is_on_ray = any(ray.values())
     if is_on_ray and embedding["device"] is not None:
-        raise click.UsageError(
-            "--device has no effect on Ray; each actor uses a GPU if there are any"
-        )
+        raise click.UsageError("--device has no effect on Ray; actors use GPUs if there are any")
     skipped = Skipped()
     name, documents = _read(source, skipped, embedding)
     if is_on_ray:
@@ -79,9 +71,12 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
     known = f", {reused} of them unchanged" if reused else ""
     count = load_manifest(out).count
     options.say(f"indexed {count} text{'s' * (count != 1)} of {name} in {out}{known}")
-    is_on_cpu = not is_on_ray and embedder.device == "cpu"
-    if is_on_cpu and embedding["dtype"] == "float32" and not reused and has_amx():
-        options.say("bfloat16 is several times faster on this processor: --dtype bfloat16 --yes")
+    if not is_on_ray and embedder.device == "cpu" and embedding["dtype"] == "float32":
+        from rag_demo.exact_search.search import bfloat16_units
+
+        if "amx" in bfloat16_units() and not reused:
+            how = "--dtype bfloat16 --yes"
+            options.say(f"bfloat16 is several times faster on this processor: {how}")
     if skipped:
         options.warn(skipped)
 

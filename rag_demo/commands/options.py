@@ -95,9 +95,7 @@ def warn(text: object) -> None:
     click.echo(f"rag-demo: {on_one_line(text)}", err=True)
 
 
-_CONDITION = re.compile(
-    r"\s*(\$id|[^$=<>!~][^=<>!~]*?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.DOTALL
-)
+_CONDITION = re.compile(r"\s*(\$id|[^$=<>!~][^=<>!~]*?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.S)
 _OPERATORS = {"!=": "$nin", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "~": "$contains"}
 
 

@@ -7,7 +7,7 @@ needs torch, tokenizers and safetensors. Tests compare it with sentence-transfor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rag_demo.encoding.encoder import Kind, limits_of, readable
+from rag_demo.encoding.encoder import Kind, Prompts, limits_of, readable
 
 _SUPPORTED = {
     "model_type": "bert",
@@ -49,9 +49,7 @@ class BertEncoder(nn.Module):
             Try sentence-transformers.
     """
 
-    def __init__(
-        self, folder: Path, device: str, dtype: torch.dtype, prompts: Mapping[str, str]
-    ) -> None:
+    def __init__(self, folder: Path, device: str, dtype: torch.dtype, prompts: Prompts) -> None:
         super().__init__()
         modules = _json(folder / "modules.json")
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]

@@ -15,6 +15,10 @@ _CHARS = 1000  # of a text that a model of unknown limit reads
 _PROBE = "a text by which models without a name are told apart"
 
 
+OnProgress = Callable[[int], object] | None
+"""Called with the number of texts embedded since the last call."""
+
+
 class BasicEmbedder(Protocol):
     """The minimal embedding model; `EmbeddingModel` has more members, which are optional."""
 
@@ -82,15 +86,14 @@ def embed_queries(model: BasicEmbedder, texts: Sequence[str]) -> Vectors:
 
 
 def embed_documents(
-    model: BasicEmbedder, texts: Sequence[str], on_progress: Callable[[int], object] | None = None
+    model: BasicEmbedder, texts: Sequence[str], on_progress: OnProgress = None
 ) -> Vectors:
     """Embed documents: shape (n, d), each row of length 1.
 
     Args:
         model: The model.
         texts: The documents.
-        on_progress: Called with the number of texts embedded since the last call; once, at the end,
-            if the model reports no progress.
+        on_progress: See `OnProgress`. If the model reports no progress, called once, at the end.
     """
     embed: Any = model.embed_documents
     if on_progress is not None and "on_progress" in inspect.signature(embed).parameters:

@@ -21,6 +21,7 @@ from rag_demo.vectors import Vectors, ahead
 from torch_utils import ReleasedError, find_batch_size
 
 Kind = Literal["query", "document"]
+Prompts = Mapping[str, str]  # by kind
 _CHARS_PER_TOKEN = 512  # at most, in any ordinary text
 _BYTES_PER_TOKEN = 4  # about
 _PART_CHARS, _LEAST_CHARS = 1 << 19, 128  # Up to 4,096 texts are prepared at once.
@@ -62,14 +63,6 @@ def readable(texts: Sequence[str], max_tokens: int | None) -> list[str]:
     """
     most = None if max_tokens is None else _CHARS_PER_TOKEN * max_tokens
     return [text[:most].encode("utf-8", "replace").decode() for text in texts]
-
-
-def has_amx() -> bool:
-    """Tell whether this processor computes bfloat16 several times faster than float32."""
-    import torch
-
-    found: Any = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.11 on
-    return bool(found.get("amx_bf16"))
 
 
 class Encoder(Protocol):
@@ -222,7 +215,7 @@ class SentenceTransformersEncoder:
     """
 
     def __init__(
-        self, path: str, device: str, dtype: Any, prompts: Mapping[str, str], **options: Any
+        self, path: str, device: str, dtype: Any, prompts: Prompts, **options: Any
     ) -> None:
         self.model = sentence_transformers().SentenceTransformer(
             path,

@@ -196,9 +196,8 @@ def in_hub_cache(name: str) -> Path | None:
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files that count, with their names inside the folder."""
-    used = "".join(
-        path.read_text("utf-8", "replace") for name in _FOLDERS if (path := folder / name).is_file()
-    )
+    named = [path for name in _FOLDERS if (path := folder / name).is_file()]
+    used = "".join(path.read_text("utf-8", "replace") for path in named)
     for where, folders, names in os.walk(folder):
         if where == str(folder):
             folders[:] = [each for each in folders if re.search(rf'"{re.escape(each)}["/]', used)]

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.vectors import Mask, Pairs, Rows, Vectors
+from rag_demo.vectors import Mask, Pairs, Rows, Take
 
 MANY = 32  # equal rows are a group; fewer are candidates like all others
 _AT_ONCE = 1 << 10
 
 
-def find_equal_rows(parts: Sequence[Any], take: Callable[[Rows], Vectors]) -> list[Rows]:
+def find_equal_rows(parts: Sequence[Any], take: Take) -> list[Rows]:
     """Find groups of many equal vectors, among those with equal first numbers.
 
     Groups may be missed where many different vectors begin alike. This only costs a search time.
@@ -75,6 +75,5 @@ def with_equal_rows(
     }
     rows = [best.get(row, [row]) for row in pairs.row.tolist()]
     counts = list(map(len, rows))
-    assert pairs.scores is not None
     query, scores = np.repeat(pairs.query, counts), np.repeat(pairs.scores, counts)
     return Pairs(query, np.concatenate(rows), scores)

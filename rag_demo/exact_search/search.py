@@ -28,14 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.linalg import vector_norm
 
-from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, exact_scores, rounding
+from rag_demo.vectors import Mask, Pairs, Scores, Take, Vectors, exact_scores, rounding
 
 FEW_QUERIES = 4
 """Up to so many queries, a CPU multiplies float32 vectors as fast as rounded ones."""
@@ -43,6 +43,7 @@ _FEW_ROWS = 1 << 15  # are multiplied with a single query in one thread, which w
 _SCORES_PER_PAIR = 64  # So much more memory does a candidate take, until it is scored again.
 _SLACK = 1e-6  # Lengths are 1 within 2**-22, and bounds are computed in float32.
 _LEAST = -2.0  # below every score
+_FEW_OF = 8  # If fewer than one row in 8 is allowed, those are gathered.
 _AT_ONCE = 1 << 13  # rows that are turned into a wider dtype at once
 _UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # the unit roundoff of each dtype
 # From torch 2.8 on, products of narrower vectors can be float32.
@@ -85,7 +86,7 @@ class Source:
     device: Any
     products: Products
     chunks: Callable[[int], Iterable[Any]]
-    take: Callable[[Rows], Vectors]
+    take: Take
     allowed: Mask | None = None
     error: float = 0.0
     resident: Any = None
@@ -104,7 +105,8 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
         All pairs that score at least as much as the k-th best one of their query, with their exact
         scores.
     """
-    at_once = 1 << (23 if source.device.type == "cpu" else 28)  # scores, in a CPU's caches
+    # Scores, in a CPU's caches; and rows of a block, because a CPU foresees few streams.
+    at_once, most_rows = (1 << 23, 16) if source.device.type == "cpu" else (1 << 28, 128)
     if source.scratch_bytes is not None:
         at_once = min(at_once, max(1 << 14, source.scratch_bytes // 16))
     with torch.inference_mode():
@@ -121,13 +123,22 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
         best = asked.new_full((len(queries), top_k), _LEAST)  # the largest maxima of blocks
         bar = asked.new_full((len(queries), 1), _LEAST)  # of the true scores
         found: list[tuple[Any, Any, Any]] = []  # candidates: query, row and score
-        start, count, most = 0, 0, max(at_once // _SCORES_PER_PAIR, 2 * best.numel())
+        end, count, most = 0, 0, max(at_once // _SCORES_PER_PAIR, 2 * best.numel())
         for vectors in source.chunks(max(1, at_once // len(queries))):
-            scores, width = products.multiply(factors, vectors), len(vectors)
+            allowed, chosen, start, end = None, None, end, end + len(vectors)
             if source.allowed is not None:
-                forbidden = torch.from_numpy(~source.allowed[start : start + width])
-                scores.masked_fill_(forbidden.to(source.device), -torch.inf)
-            block = 1 << (width // (8 * top_k)).bit_length() // 2  # about the square root
+                mask = source.allowed[start:end]
+                if _FEW_OF * np.count_nonzero(mask) < len(mask):
+                    chosen = torch.from_numpy(np.flatnonzero(mask)).to(source.device)
+                    vectors = vectors.index_select(0, chosen)  # faster than an index
+                else:
+                    allowed = torch.from_numpy(mask).to(source.device)
+            scores, width, done = products.multiply(factors, vectors), len(vectors), 0
+            if allowed is not None:
+                # A tenth of the time of `masked_fill_`.
+                scores += torch.where(allowed, 0.0, -torch.inf).to(scores.dtype)
+            root = 1 << (width // (8 * top_k)).bit_length() // 2  # about the square root
+            block = min(root, most_rows)
             rest = width % block
             for part, rows in ((scores[:, : width - rest], block), (scores[:, width - rest :], 1)):
                 if part.numel():
@@ -138,10 +149,11 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
                     query, place = (maxima >= least).nonzero(as_tuple=True)
                     inside = blocks[query, :, place].float()
                     near, offset = (inside >= least[query]).nonzero(as_tuple=True)
-                    row = start + offset * maxima.shape[1] + place[near]
+                    row = done + offset * maxima.shape[1] + place[near]
+                    row = start + (row if chosen is None else chosen[row])
                     found.append((query[near], row, inside[near, offset]))
                     count += len(row)
-                start += part.shape[1]
+                done += part.shape[1]
             if count > most:
                 pairs, bars = _scored_again(source, asked, found, least, top_k)
                 bar = torch.from_numpy(bars.astype(np.float32)).to(asked.device)[:, None]
@@ -204,7 +216,7 @@ def products_on(device: Any, dtype: Any) -> Products:
     """Return the fastest way to multiply vectors of a dtype on a device."""
     unit = _UNITS.get(dtype, 0.0)
     if device.type == "cpu":
-        if dtype == torch.bfloat16 and has_fast_bfloat16():
+        if dtype == torch.bfloat16 and bfloat16_units():
             return Products(_multiply, dtype, relative=unit * 1.01)
         return Products(_multiply_on_cpu, absolute=_allowed_error())
     if dtype == torch.float32:
@@ -231,11 +243,10 @@ def _multiply_on_cpu(queries: Any, vectors: Any) -> Any:
     return torch.from_numpy(queries.numpy() @ vectors.numpy().T)
 
 
-@cache
-def has_fast_bfloat16() -> bool:
-    """Tell whether this processor has instructions for products of bfloat16: AMX or AVX-512."""
+def bfloat16_units() -> list[str]:
+    """Return which units for products of bfloat16 this processor has: "amx", "avx512" or both."""
     found: Any = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.11 on
-    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+    return [unit for unit in ("amx", "avx512") if found.get(f"{unit}_bf16")]
 
 
 def _allowed_error() -> float:

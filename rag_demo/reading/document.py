@@ -48,10 +48,8 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
         return {}
     try:
         depth = _checked_depth(metadata)
-        encoded = json.dumps(
-            dict(metadata), allow_nan=False, ensure_ascii=False, default=plain_scalar
-        )
-        plain: dict[str, Any] = json.loads(encoded.encode())  # Lone surrogates are refused.
+        text = json.dumps(dict(metadata), allow_nan=False, ensure_ascii=False, default=plain_scalar)
+        plain: dict[str, Any] = json.loads(text.encode())  # Lone surrogates are refused.
     except (TypeError, ValueError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"the metadata of {where} are not JSON: {error}") from None

@@ -241,9 +241,8 @@ def _document(line: bytes, number: int, text_field: str, name: str) -> Document:
     if isinstance(title, str) and title:
         text = f"{title}\n{text}"
     name = f"{name}#{number}" if key is None else str(key)
-    return Document(
-        name, text, checked_metadata({"line": number, **record}, f"the id {short_repr(name)}")
-    )
+    metadata = checked_metadata({"line": number, **record}, f"the id {short_repr(name)}")
+    return Document(name, text, metadata)
 
 
 def _read_stdin(reading: Reading) -> Iterator[Document]:
@@ -302,10 +301,8 @@ def is_read(name: str) -> bool:
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Tell whether a relative path, or its last part, matches a shell pattern."""
-    last = name.rpartition("/")[2]
-    return any(
-        fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(last, pattern) for pattern in patterns
-    )
+    names = name, name.rpartition("/")[2]
+    return any(fnmatch.fnmatch(each, pattern) for each in names for pattern in patterns)
 
 
 def full_path(path: str | Path) -> str:

@@ -17,12 +17,7 @@ from rag_demo.retriever import SearchResult
 from rag_demo.service import models
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, check_model, respond
-from rag_demo.service.schemas import (
-    EmbeddingsRequest,
-    EmbedRequest,
-    RerankRequest,
-    SearchRequest,
-)
+from rag_demo.service.schemas import EmbeddingsRequest, EmbedRequest, RerankRequest, SearchRequest
 from rag_demo.service.service import Running, Service
 from rag_demo.vectors import Vectors, normalized
 

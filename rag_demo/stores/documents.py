@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.reading.document import Document
 from rag_demo.stores import filters
 from rag_demo.stores.store import EmbeddedBatch, no_vectors
-from rag_demo.vectors import Mask, Rows, Vectors
+from rag_demo.vectors import Mask, Rows, Take
 
 SCHEMA = (
     "CREATE TABLE documents (number INTEGER PRIMARY KEY, id, text, metadata, file)",
@@ -65,7 +65,7 @@ class DocumentTable(Database):
             for number, (name, text, metadata, file) in documents:
                 row = (number, name, text, _ENCODE(metadata), file)
                 connection.execute("INSERT INTO main.documents VALUES (?, ?, ?, ?, ?)", row)
-                facts = _metadata_rows(number, {**metadata, filters.ID: name})
+                facts = _facts(number, {**metadata, filters.ID: name})
                 query = "INSERT OR IGNORE INTO main.metadata VALUES (?, ?, ?, ?, ?)"
                 connection.executemany(query, facts)
 
@@ -247,21 +247,19 @@ def _document(row: tuple[Any, ...]) -> Document:
     number, name, text, metadata, file = row
     try:
         known = {} if metadata == "{}" else json.loads(metadata)
-        return Document._make((name, text, known, file))  # Faster than a call.
+        return tuple.__new__(Document, (name, text, known, file))  # Faster than a call.
     except (TypeError, AttributeError, ValueError, RecursionError) as error:
         raise DamagedRowError(f"document {number} cannot be read: {error}") from None
 
 
-def _metadata_rows(
-    number: int, metadata: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[Any, ...]]:
+def _facts(number: int, metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[Any, ...]]:
     for key, value in metadata.items():
         items = value if isinstance(value, list) else []
         for item, each in [(0, value), *((1, each) for each in items)]:
             kind, code = filters.encode(each)
             yield prefix + key, item, kind, code, number
         if isinstance(value, Mapping):
-            yield from _metadata_rows(number, value, f"{prefix}{key}.")
+            yield from _facts(number, value, f"{prefix}{key}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,21 +321,18 @@ class Contents:
     def _replaced(self, batch: EmbeddedBatch) -> dict[int, int]:
         """Return the older documents, each with the number that takes over its vectors, or GONE."""
         older = self.find([each.id for each in batch.documents])
-        bare = [(place, batch.documents[place])
-                for place in np.flatnonzero(~batch.has_vectors).tolist()]  # fmt: skip
-        numbers = [older[document.id] for _, document in bare if document.id in older]
-        text_of = {each.id: each.text for each in self.documents.get(numbers)}
-        for _, document in bare:
-            if text_of.get(document.id) != document.text:
-                raise no_vectors(document.id)
-        takes_over = {document.id: self.next_number + place for place, document in bare}
-        return {number: takes_over.get(name, GONE) for name, number in older.items()}
+        places = np.flatnonzero(~batch.has_vectors).tolist()
+        bare = {batch.documents[place].id: place for place in places}
+        for (name, place), before in zip(bare.items(), self.get(list(bare)), strict=True):
+            if before is None or before.text != batch.documents[place].text:
+                raise no_vectors(name)
+        first = self.next_number
+        return {n: first + bare[name] if name in bare else GONE for name, n in older.items()}
 
     def without(self: Self, ids: Sequence[str]) -> Self:
         """Remove documents; unknown ids are ignored."""
-        return replace(
-            self, owners=self._owners_after(dict.fromkeys(self.find(ids).values(), GONE))
-        )
+        gone = dict.fromkeys(self.find(ids).values(), GONE)
+        return replace(self, owners=self._owners_after(gone))
 
     def _owners_after(self, changes: Mapping[int, int]) -> Rows:
         """Return the owners of the rows after documents have given theirs away, or up."""
@@ -364,7 +359,7 @@ class Contents:
         """Return the ids of documents that match a filter; see `Store.matching`."""
         return self.documents.page(self.documents.matching(where, self.alive), after, limit)
 
-    def batches(self, take: Callable[[Rows], Vectors]) -> Iterator[EmbeddedBatch]:
+    def batches(self, take: Take) -> Iterator[EmbeddedBatch]:
         """Yield all documents with their vectors.
 
         Args:

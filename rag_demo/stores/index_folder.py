@@ -42,7 +42,7 @@ from rag_demo.stores.documents import GONE, SCHEMA, Contents, DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import TextIndex, WordsFolder
-from rag_demo.vectors import Rows, Vectors, check_dimension
+from rag_demo.vectors import Rows, Take, Vectors, check_dimension
 
 VERSION = 5
 PIECE = 1 << 8
@@ -164,7 +164,7 @@ def _read(folder: Path, use: Callable[[sqlite3.Connection, Manifest], _Result]) 
         with (
             index_errors(path),
             contextlib.closing(
-                sqlite3.connect(readable_uri(path), uri=True, timeout=5, isolation_level=None)
+                sqlite3.connect(readable_uri(path), uri=True, isolation_level=None)
             ) as database,
         ):
             database.execute("BEGIN")
@@ -376,7 +376,7 @@ class SavedIndex:
             start = piece * PIECE
             count = min(PIECE, self.manifest.rows - start)
             vectors: Any = np.empty((count, self.manifest.dimension), np.float32)
-            self._read_into(start, vectors)
+            self.read_into(start, vectors)
             if zlib.crc32(vectors) != self._checksums[piece]:
                 raise errors.damaged(self._vectors_path, f"the checksum of row {start} is wrong")
 
@@ -391,23 +391,20 @@ class SavedIndex:
         taken: Vectors = self._mapped.take(rows, axis=0)
         return taken
 
-    def read_into(self, start: int, out: Vectors) -> None:
-        """Read consecutive vectors, checked, without keeping the file's pages in memory.
+    def read_into(self, start: int, out: Any) -> None:
+        """Read consecutive vectors, unchecked, without keeping the file's pages in memory.
 
         Args:
             start: The first row.
             out: Shape (n, d).
         """
-        self.check_vectors()
-        self._read_into(start, out)
-
-    def _read_into(self, start: int, out: Any) -> None:
         place = start * 4 * self.manifest.dimension
         if os.preadv(self._file.fileno(), [out], place) != out.nbytes:
             raise errors.damaged(self._vectors_path, "it was cut off")
 
     def take_unmapped(self, rows: Rows) -> Vectors:
         """Do the same as `take`, without keeping the file's pages in memory."""
+        self.check_vectors()
         result = np.empty((len(rows), self.manifest.dimension), np.float32)
         for place, row in enumerate(rows.tolist()):
             self.read_into(row, result[place : place + 1])
@@ -490,9 +487,7 @@ class IndexWriter:
         self.documents.close()  # This rolls back what was not committed.
         path = self.folder / database_name(number)
         # Not a method of this writer: the cycle would keep it until a collection.
-        connect = partial(
-            sqlite3.connect, path, timeout=5, isolation_level=None, check_same_thread=False
-        )
+        connect = partial(sqlite3.connect, path, isolation_level=None, check_same_thread=False)
         self.documents = DocumentTable(connect, translate_errors=partial(index_errors, path))
         with self.documents.use() as connection:
             connection.execute("PRAGMA synchronous = FULL")
@@ -539,7 +534,7 @@ class IndexWriter:
         self.write(before.without(ids), before.owners, lambda rows: np.empty((0, 1), np.float32))
         return before.count - self.contents.count
 
-    def write(self, contents: Contents, before: Rows, take: Callable[[Rows], Vectors]) -> None:
+    def write(self, contents: Contents, before: Rows, take: Take) -> None:
         """Write new rows of vectors with their owners, and the changed owners of present rows.
 
         The vectors are on the disk when this returns, the owners after `commit`.

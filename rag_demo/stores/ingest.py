@@ -150,13 +150,9 @@ def ingest(
         writer = _writer_of(folder, source, stack, replace=replace, covers_all=files is None)
         known = writer.manifest
         if based_on is not None and known.commit != based_on:
-            raise errors.IndexChangedError(
-                f"another program has changed '{folder}' meanwhile; run again"
-            )
+            raise errors.IndexChangedError(f"another program has changed '{folder}'; run again")
         if (known.count or known.source) and not replace and known.source != source:
-            what = (
-                f"the index of {known.source}" if known.source else "an index that a program made"
-            )
+            what = f"the index of {known.source}" if known.source else "an index made by a program"
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
         model = embedder.identity_of(embedding_model)
         if known.model is None or not known.model.is_same(model):

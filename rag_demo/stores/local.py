@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -23,7 +23,7 @@ from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, open_writer, temporary_documents
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import TextIndex, best_span, check_language
-from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, check_dimension, exact_scores
+from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, check_dimension
 from torch_utils import ResourceClosedError, clear_exception_frames
 
 
@@ -49,16 +49,14 @@ class VectorRows(Protocol):
     def take(self, rows: Rows) -> Vectors:
         """Return a copy of the vectors of rows: shape (n, d), float32."""
 
-    def candidates(
-        self, queries: Vectors, top_k: int, allowed: Mask | None, order_of: Order
-    ) -> Pairs:
+    def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None, order: Order) -> Pairs:
         """Find the ``top_k`` best rows of each query, and those that may tie with them.
 
         Args:
             queries: Shape (b, d), each of length 1.
             top_k: How many, at most as many as are allowed.
             allowed: Which rows to search: shape (rows,); None for all.
-            order_of: Orders rows of equal score. Of those, only the first ones are needed.
+            order: Orders rows of equal score. Of those, only the first ones are needed.
         """
 
     @property
@@ -337,17 +335,18 @@ class Hit(NamedTuple):
     row: int = -1
 
 
+Hits = list[list[Hit]]  # of each query
+
+
 def search(snapshot: Snapshot, request: SearchRequest) -> list[list[SearchResult]]:
     """Return the answers to each query."""
     queries, vectors = request.texts, request.vectors
-    allowed = snapshot.alive
-    if request.where is not None:
-        allowed = snapshot.documents.matching(request.where, allowed)
+    allowed = snapshot.documents.matching(request.where, snapshot.alive)
     count = int(np.count_nonzero(allowed))
     if not count:
         return [[] for _ in queries]
 
-    def best(part: str, depth: int) -> list[list[Hit]]:
+    def best(part: str, depth: int) -> Hits:
         if part == "bm25" or vectors is None:
             return _by_words(snapshot, queries, allowed, depth)
         mask = None if count == len(allowed) else allowed
@@ -356,14 +355,11 @@ def search(snapshot: Snapshot, request: SearchRequest) -> list[list[SearchResult
     return _results(snapshot, queries, by_mode(request, best, snapshot.order_of))
 
 
-def _by_vectors(
-    snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int
-) -> list[list[Hit]]:
+def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int) -> Hits:
     """Find the ``wanted`` best documents for each query by their vectors."""
     vectors, owners = snapshot.vectors, snapshot.owners
-    mask = None
-    if allowed is not None:
-        mask = np.asarray(np.append(allowed, False)[owners], bool)  # GONE is the last place.
+    # GONE is the last place.
+    mask: Mask | None = None if allowed is None else np.append(allowed, False)[owners]
     check_dimension(queries, vectors.dimension)
     available = len(vectors) if mask is None else int(np.count_nonzero(mask))
     depth = wanted
@@ -373,8 +369,6 @@ def _by_vectors(
 
     while True:  # Until the rows belong to as many documents as are wanted.
         query, rows, scores = vectors.candidates(queries, depth, mask, order_of)
-        if scores is None:
-            scores = exact_scores(vectors.take, queries, query, rows)
         best = _best(query, rows, scores, depth, order_of)
         query, rows, scores = query[best], rows[best], scores[best]
         pairs = query * snapshot.next_number + owners[rows]
@@ -383,14 +377,12 @@ def _by_vectors(
         counts = np.bincount(query, minlength=len(queries))
         if depth == available or counts.min() >= wanted:
             columns = (owners[rows].tolist(), scores.tolist(), rows.tolist())
-            hits = map(Hit._make, zip(*columns, strict=True))
+            hits = map(partial(tuple.__new__, Hit), zip(*columns, strict=True))
             return [list(itertools.islice(hits, n))[:wanted] for n in counts.tolist()]
         depth = min(4 * depth, available)
 
 
-def _by_words(
-    snapshot: Snapshot, queries: Sequence[str], allowed: Mask, top_k: int
-) -> list[list[Hit]]:
+def _by_words(snapshot: Snapshot, queries: Sequence[str], allowed: Mask, top_k: int) -> Hits:
     """Find the best documents for each query by full text."""
     snapshot.words.catch_up(snapshot.documents, snapshot.alive)
     found = []
@@ -437,5 +429,5 @@ def _results(
                 passages[n] = best_span(asked[n], texts[n], known, snapshot.words.language)
     places = [place for each in found for place in range(1, len(each) + 1)]
     fields = zip(places, scores, names, texts, metadata, passages, strict=True)
-    results = map(SearchResult._make, fields)  # A third of the time of calls.
+    results = map(partial(tuple.__new__, SearchResult), fields)
     return [list(itertools.islice(results, len(each))) for each in found]

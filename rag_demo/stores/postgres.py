@@ -435,14 +435,12 @@ class PostgresStore(Resource):
                     return [_by_words(run, text, within, depth) for text in texts]
                 assert vectors is not None
                 check_dimension(vectors, state.dimension)
-                return [self._nearest(run, vector, within, depth) for vector in vectors]
+                return [self._near(run, vector, within, depth) for vector in vectors]
 
             found = by_mode(request, best)
             return [_described(run, *each) for each in zip(texts, found, strict=True)]
 
-    def _nearest(
-        self, run: _Run, query: Vectors, within: _Clause, top_k: int
-    ) -> list[SearchResult]:
+    def _near(self, run: _Run, query: Vectors, within: _Clause, top_k: int) -> list[SearchResult]:
         """Find the nearest documents, complete beyond the rounding of pgvector."""
         (clause, values), limit = within, top_k + _MORE
         while True:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from rag_demo.exact_search import equal_rows
-from rag_demo.exact_search.search import (
-    FEW_QUERIES,
-    Source,
-    has_fast_bfloat16,
-    products_on,
-    search,
-)
+from rag_demo.exact_search.search import FEW_QUERIES, Source, bfloat16_units, products_on, search
 from rag_demo.searching import Order
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.vectors import GrowableRows, Mask, Pairs, Rows, Vectors, ahead
 
-_FEW_ALLOWED, _FEW_OF = 1 << 12, 16  # rows, or one row in 16: these are gathered
 _COPIED_FROM = 1 << 11  # rows; fewer are searched in float32 as fast
 _COPIED = 1 << 14  # rows at once
-_COMPARED_AGAIN = 64  # Equal rows are found again when one row in 64 is new.
+_COMPARED, _ONE_OF = 1 << 12, 64  # Equal rows are found again after so many new ones, or 1 of 64.
 _BUFFERS = 8  # parts of a memory budget
 _LEAST_ROWS = 32  # of a buffer
 
@@ -42,6 +34,7 @@ class TensorVectors:
     Attributes:
         device, dtype, memory_budget: See `PyTorchGPURetriever`.
         saved: The saved index that holds the first rows.
+        in_file: How many rows these are.
         host: The other float32 vectors, in host memory.
         copy: The copy of the first rows on the device.
         equal: How many rows were compared, and the groups of equal ones.
@@ -52,6 +45,7 @@ class TensorVectors:
     dtype: str
     memory_budget: int | None
     saved: SavedIndex | None = None
+    in_file: int = 0
     host: GrowableRows | None = None
     copy: GrowableRows | None = None
     equal: tuple[int, Sequence[Rows]] = (0, ())
@@ -65,12 +59,7 @@ class TensorVectors:
         return 0 if self.host is None else int(self.host.rows.shape[1])
 
     def __len__(self) -> int:
-        return self._in_file + (0 if self.host is None else len(self.host))
-
-    @cached_property
-    def _in_file(self) -> int:
-        """How many rows are in the saved index; ``host`` has the following ones."""
-        return 0 if self.saved is None else self.saved.manifest.rows
+        return self.in_file + (0 if self.host is None else len(self.host))
 
     @property
     def buffers(self) -> list[Any]:
@@ -91,7 +80,7 @@ class TensorVectors:
         rows, dimension, budget = saved.manifest.rows, saved.manifest.dimension, self.memory_budget
         if not rows:
             return self
-        loaded = replace(self, saved=saved)
+        loaded = replace(self, saved=saved, in_file=rows)
         copied = 4 if self.dtype == "float32" and self.device != "cpu" else 2  # bytes of a number
         if budget is None or rows * dimension * (4 + copied) <= budget:
             loaded._copy_for(1)
@@ -106,12 +95,12 @@ class TensorVectors:
         if self.saved is None and host is not None:
             return np.asarray(host.take(rows, axis=0))
         result = np.empty((len(rows), self.dimension), np.float32)
-        is_first = rows < self._in_file
+        is_first = rows < self.in_file
         if self.saved is not None and is_first.any():
             take = self.saved.take_unmapped if self.stays_in_file else self.saved.take
             result[is_first] = take(rows[is_first])
         if host is not None:
-            result[~is_first] = host.take(rows[~is_first] - self._in_file, axis=0)
+            result[~is_first] = host.take(rows[~is_first] - self.in_file, axis=0)
         return result
 
     def storage(self) -> tuple[str, str, int]:
@@ -119,9 +108,7 @@ class TensorVectors:
         copied = 0 if self.copy is None else self.copy.rows.nbytes
         return self.device, self.dtype, copied + 4 * len(self) * self.dimension
 
-    def candidates(
-        self, queries: Vectors, top_k: int, allowed: Mask | None, order_of: Order
-    ) -> Pairs:
+    def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None, order: Order) -> Pairs:
         """See `VectorRows`."""
         if self.saved is not None:
             self.saved.check_length()
@@ -129,22 +116,10 @@ class TensorVectors:
         if groups:
             allowed, members = equal_rows.first_of_each(groups, allowed, len(self))
         count = len(self) if allowed is None else int(np.count_nonzero(allowed))
-        is_small = count <= max(_FEW_ALLOWED, len(self) // _FEW_OF) and not self.stays_in_file
-        if allowed is not None and is_small and self.device == "cpu":
-            rows = np.flatnonzero(allowed)
-            pairs = search(self._gathered(rows), queries, min(top_k, count))
-            pairs = pairs._replace(row=rows[pairs.row])
-        else:
-            pairs = search(self._source(len(queries), allowed), queries, min(top_k, count))
+        pairs = search(self._source(len(queries), allowed), queries, min(top_k, count))
         if groups:
-            pairs = equal_rows.with_equal_rows(pairs, members, top_k, order_of)
+            pairs = equal_rows.with_equal_rows(pairs, members, top_k, order)
         return pairs
-
-    def _gathered(self, rows: Rows) -> Source:
-        """Return a copy of some rows as they are searched."""
-        device, vectors = torch.device("cpu"), self.take(rows)
-        products, chunks = products_on(device, torch.float32), torch.from_numpy(vectors).split
-        return Source(device, products, chunks, lambda few: vectors.take(few, axis=0))
 
     def _source(self, queries: int, allowed: Mask | None) -> Source:
         """Return all rows as they are searched for so many queries."""
@@ -173,7 +148,8 @@ class TensorVectors:
     def _streamed(self, step: int) -> Iterator[Any]:
         """Yield the vectors in the file through two buffers; the next ones are read meanwhile."""
         assert self.saved is not None and self.memory_budget is not None
-        count, dimension, read_into = self._in_file, self.dimension, self.saved.read_into
+        self.saved.check_vectors()
+        count, dimension, read_into = self.in_file, self.dimension, self.saved.read_into
         step = min(step, self.memory_budget // _BUFFERS // (4 * dimension), count)
         is_pinned = self.device.startswith("cuda")
         buffers = [torch.empty(step, dimension, pin_memory=is_pinned) for _ in range(2)]
@@ -199,7 +175,7 @@ class TensorVectors:
         dtype = getattr(torch, self.dtype)
         if self.device == "cpu" and dtype == torch.float32:
             is_batch = queries > FEW_QUERIES and len(self) >= _COPIED_FROM
-            dtype = torch.bfloat16 if is_batch and has_fast_bfloat16() else None
+            dtype = torch.bfloat16 if is_batch and bfloat16_units() else None
         if dtype is None or self.stays_in_file:
             return None
         like = torch.empty(0, self.dimension, dtype=dtype, device=self.device)
@@ -217,7 +193,7 @@ class TensorVectors:
         """Return the groups of equal rows, among nearly all rows."""
         compared, groups = self.equal
         new = len(self) - compared
-        if not self.stays_in_file and new > max(_FEW_ALLOWED, len(self) // _COMPARED_AGAIN):
+        if not self.stays_in_file and new > max(_COMPARED, len(self) // _ONE_OF):
             groups = equal_rows.find_equal_rows(self._in_memory, self.take)
             object.__setattr__(self, "equal", (len(self), groups))  # Any search may store them.
         return groups

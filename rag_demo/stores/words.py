@@ -335,10 +335,8 @@ def check_language(language: object) -> None:
     import Stemmer
 
     if language not in ("none", *Stemmer.algorithms()):
-        known = ", ".join(sorted(Stemmer.algorithms()))
-        raise InvalidValueError(
-            f"language must be none or one of {known}, got {short_repr(language)}"
-        )
+        known = ", ".join(["none", *sorted(Stemmer.algorithms())])
+        raise InvalidValueError(f"language must be one of {known}, got {short_repr(language)}")
 
 
 @cache
