@@ -23,6 +23,7 @@ from rag_demo.stores.filters import ID
 _BATCH = 256  # queries from a pipe that are searched together
 _LISTED_AT_ONCE = 1 << 10
 _LISTED_CHARS = 100
+_SHOWN = ("dimension", "language", "source", "finished", "version")  # of a manifest
 
 
 @click.command()
@@ -106,19 +107,10 @@ def info(folder: Path, as_json: bool) -> None:
 
     with contextlib.closing(open_store(folder)) as saved:
         manifest, keys = saved.manifest, sorted({*saved.keys()} - {ID})
-        nbytes = saved.stats().nbytes
-    facts: dict[str, Any] = {
-        "folder": str(folder),
-        "texts": manifest.count,
-        "dimension": manifest.dimension,
-        "model": manifest.model and manifest.model.name,
-        "dtype": manifest.model and manifest.model.dtype,
-        "source": manifest.source,
-        "finished": manifest.finished,
-        "version": manifest.version,
-        "keys": keys,
-        "bytes": nbytes,
-    }
+        model, nbytes = manifest.model, saved.stats().nbytes
+    facts: dict[str, Any] = {"folder": str(folder), "texts": manifest.count}
+    facts |= {"model": model and model.name, "dtype": model and model.dtype}
+    facts |= {each: getattr(manifest, each) for each in _SHOWN} | {"keys": keys, "bytes": nbytes}
     if as_json:
         click.echo(json.dumps(facts))
         return

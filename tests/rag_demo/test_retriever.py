@@ -53,6 +53,8 @@ def test_top_k_must_be_positive() -> None:
         for top_k in wrong:
             with pytest.raises(ValueError, match="top_k must be a positive whole number"):
                 retriever.search("cache", top_k=top_k)
+        retriever.add(["one", "two"])
+        assert len(retriever.search("one", top_k=2**70)) == 2
 
 
 class WrongCount(Hashed):
