@@ -83,7 +83,6 @@ def assert_exact(vectors: Any, queries: Any, top_k: int, dtype: Any, profile: Pr
     source = source_of(vectors, dtype, allowed, profile)
     available = len(vectors) if allowed is None else int(allowed.sum())
     pairs = search(source, queries, min(top_k, available))
-    assert pairs.scores is not None
     assert (np.diff(pairs.query) >= 0).all()
     rows = np.arange(len(vectors)) if allowed is None else np.flatnonzero(allowed)
     for number in range(len(queries)):
@@ -116,14 +115,20 @@ def test_answers_are_exact_around_the_edges_of_blocks(profile: str) -> None:
             assert_exact(vectors, queries, 10, dtype, PROFILES[profile])
 
 
+def test_answers_are_exact_if_the_program_allows_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_new = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+    option = ("fp32_precision", "tf32") if is_new else ("allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, *option)
+    vectors = vectors_of("close", 1200, 24)
+    assert_exact(vectors, vectors[:3], 10, torch.float32, PROFILES["cpu"])
+
+
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
 def test_scores_do_not_depend_on_the_batch(profile: Profile) -> None:
     vectors, queries = vectors_of("duplicates", 1200, 65), vectors_of("random", 33, 65)
     source = source_of(vectors, torch.float32, None, profile)
     together = search(source, queries, 10)
     alone = search(source, queries[7:8], 10)
-    assert together.scores is not None
-    assert alone.scores is not None
     its = together.query == 7
     known = dict(zip(together.row[its].tolist(), together.scores[its].tolist(), strict=True))
     for row, score in zip(alone.row.tolist(), alone.scores.tolist(), strict=True):
