@@ -41,10 +41,11 @@ class FaissRetriever(LocalRetriever):
 
     def _release(self) -> None:
         # Runs once, while faiss is intact: at close, at garbage collection, or at exit.
-        index = cast(FaissVectors, self.store.close()).index
-        if index is not None:
-            index.reset()  # In place: other variables that refer to it keep no vectors.
-            release()  # Trims the heap; faiss allocates outside of torch.
+        if hasattr(self, "store"):  # `__init__` may have raised.
+            index = cast(FaissVectors, self.store.close()).index
+            if index is not None:
+                index.reset()  # In place: other variables that refer to it keep no vectors.
+                release()  # Trims the heap; faiss allocates outside of torch.
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,7 @@ class FaissVectors:
         """See `VectorRows`."""
         import faiss
 
-        index = self.index
-        if index is None:
-            index = faiss.IndexFlatIP(vectors.shape[1])
+        index = faiss.IndexFlatIP(vectors.shape[1]) if self.index is None else self.index
         with self.lock:
             if index.ntotal > self.count:
                 index.remove_ids(faiss.IDSelectorRange(self.count, index.ntotal))

@@ -204,5 +204,7 @@ def test_stems_are_those_of_the_language(tmp_path: Path) -> None:
         words.add(["caches"], ids=["a"])
         assert words.search("cache", mode="bm25") == []
         assert len(words.search("caches", mode="bm25")) == 1
-    with pytest.raises(ValueError, match="language must be"):
-        PyTorchGPURetriever(Hashed(), device="cpu", language="klingon")
+    for kind in (FaissRetriever, PyTorchGPURetriever):
+        with pytest.raises(ValueError, match="language must be") as error:
+            kind(Hashed(), language="klingon")
+        assert not hasattr(error.value, "__notes__"), "the half-built retriever was not closed"
