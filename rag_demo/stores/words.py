@@ -121,7 +121,7 @@ class WordsFolder(NamedTuple):
     def is_whole(self) -> bool:
         """Whether the folder exists, and its files can be read and have their checksum."""
         try:
-            return self.folder.is_dir() and checksum_of(self.folder) == self.checksum
+            return checksum_of(self.folder) == self.checksum
         except OSError:
             return False
 
@@ -136,8 +136,7 @@ def copy_words(known: WordsFolder | None, folder: Path) -> int:
                 shutil.copyfile(path, folder / path.name)  # Without a mode that forbids writing.
         if known._replace(folder=folder).is_whole:
             return known.end
-        for path in folder.iterdir():
-            path.unlink()
+        copy_words(None, folder)
     return 0
 
 
@@ -156,7 +155,6 @@ def _opened(folder: Path) -> Any:
 
     index = tantivy.Index(_schema(), str(folder))
     index.config_reader("manual")
-    index.reload()
     return index
 
 
@@ -180,7 +178,8 @@ class TextIndex:
     def __init__(self, language: str, saved: WordsFolder | None = None) -> None:
         self.language, self._saved = language, saved
         self._lock = threading.RLock()
-        self._index, self.end = None, 0
+        self._index: Any = None
+        self.end = 0
         self._own: Path | None = None  # the temporary folder, if it has all that is found
         self._remove: Callable[[], object] = lambda: None
         self._process = 0  # that made the temporary folder
@@ -253,15 +252,11 @@ class TextIndex:
         """
         import tantivy
 
-        with self._lock:
-            searcher = None if self._index is None else self._index.searcher()
         terms = [
             (tantivy.Occur.Should, tantivy.Query.term_query(_schema(), "words", stem, "freq"))
             for stem in stems_of(query, self.language, is_query=True)
         ]
-        if searcher is None or not terms:
-            return np.empty(0, np.int64), np.empty(0)
-        parsed = tantivy.Query.boolean_query(terms)
+        parsed, searcher = tantivy.Query.boolean_query(terms), self._index.searcher()
         limit, available = max(_FEWEST_HITS, 2 * top_k), max(1, searcher.num_docs)
         while True:
             limit = min(limit, available)
@@ -334,9 +329,9 @@ def check_language(language: object) -> None:
     """
     import Stemmer
 
-    if language not in ("none", *Stemmer.algorithms()):
-        known = ", ".join(["none", *sorted(Stemmer.algorithms())])
-        raise InvalidValueError(f"language must be one of {known}, got {short_repr(language)}")
+    if language not in (known := ["none", *Stemmer.algorithms()]):
+        one_of = ", ".join(known)
+        raise InvalidValueError(f"language must be one of {one_of}, got {short_repr(language)}")
 
 
 @cache
