@@ -170,7 +170,7 @@ class GrowableRows:
 def _empty(count: int, like: Any) -> Any:
     """Return a tensor of so many rows, like another one."""
     shape = (count, *like.shape[1:])
-    if like.device.type != "cpu":
+    if not count or like.device.type != "cpu":
         return like.new_empty(shape)
     import torch
 

@@ -203,14 +203,14 @@ def readable_uri(path: Path) -> str:
     return f"file:{quote(os.fsencode(path.resolve()))}?mode=rw"
 
 
-def temporary_documents(path: Path | None = None, saved: Manifest | None = None) -> DocumentTable:
+def temporary_documents(path: Path | None = None, stop: int = 0) -> DocumentTable:
     """Return a table in a temporary file, which goes on after the documents of a saved index.
 
     SQLite makes the file when the table no longer fits into its cache, and removes its name.
 
     Args:
         path: The database of the saved index, if any.
-        saved: Its manifest.
+        stop: The number after its last document.
 
     Raises:
         OSError: The database of the saved index is missing.
@@ -222,12 +222,12 @@ def temporary_documents(path: Path | None = None, saved: Manifest | None = None)
         try:
             for statement in SCHEMA:
                 connection.execute(statement)
-            if path is not None and saved is not None:
+            if path is not None:
                 connection.execute("ATTACH ? AS saved", (readable_uri(path),))
                 for table in ("documents", "metadata"):
                     connection.execute(
                         f"CREATE TEMP VIEW {table} AS SELECT * FROM saved.{table}"
-                        f" WHERE number < {saved.next_number} UNION ALL SELECT * FROM main.{table}"
+                        f" WHERE number < {stop} UNION ALL SELECT * FROM main.{table}"
                     )
         except BaseException:  # An interrupt must not leave it open.
             connection.close()
@@ -236,7 +236,7 @@ def temporary_documents(path: Path | None = None, saved: Manifest | None = None)
 
     errors = partial(index_errors, path or Path("a temporary file"))
     documents = DocumentTable(connect, translate_errors=errors)
-    documents.saved = 0 if saved is None else saved.next_number
+    documents.saved = stop
     return documents
 
 
@@ -299,7 +299,7 @@ class SavedIndex:
     def _open(self, database: sqlite3.Connection, manifest: Manifest) -> None:
         path = self.folder / database_name(manifest.file_number)
         self.manifest = manifest
-        documents = temporary_documents(path, manifest)
+        documents = temporary_documents(path, manifest.next_number)
         self.contents, self._checksums = read_contents(database, manifest, documents)
         shape = (manifest.rows, manifest.dimension)
         self._is_checked, self._nbytes = False, 4 * shape[0] * shape[1]
@@ -384,12 +384,21 @@ class SavedIndex:
             list(threads.map(check, range(len(self._checksums))))
         self._is_checked = True
 
-    def take(self, rows: Rows) -> Vectors:
-        """Return a copy of the vectors of rows, checked: shape (n, d)."""
+    def take(self, rows: Rows, *, mapped: bool = True) -> Vectors:
+        """Return a copy of the vectors of rows, checked: shape (n, d).
+
+        Args:
+            rows: The numbers of the rows.
+            mapped: Whether the file's pages may stay in memory, which is faster.
+        """
         self.check_length()
         self.check_vectors()
-        taken: Vectors = self._mapped.take(rows, axis=0)
-        return taken
+        if mapped:
+            return np.asarray(self._mapped.take(rows, axis=0))
+        result = np.empty((len(rows), self.manifest.dimension), np.float32)
+        for place, row in enumerate(rows.tolist()):
+            self.read_into(row, result[place : place + 1])
+        return result
 
     def read_into(self, start: int, out: Any) -> None:
         """Read consecutive vectors, unchecked, without keeping the file's pages in memory.
@@ -401,14 +410,6 @@ class SavedIndex:
         place = start * 4 * self.manifest.dimension
         if os.preadv(self._file.fileno(), [out], place) != out.nbytes:
             raise errors.damaged(self._vectors_path, "it was cut off")
-
-    def take_unmapped(self, rows: Rows) -> Vectors:
-        """Do the same as `take`, without keeping the file's pages in memory."""
-        self.check_vectors()
-        result = np.empty((len(rows), self.manifest.dimension), np.float32)
-        for place, row in enumerate(rows.tolist()):
-            self.read_into(row, result[place : place + 1])
-        return result
 
     def close(self) -> None:
         """Close all files. Arrays that are still referenced stay readable."""
@@ -507,14 +508,13 @@ class IndexWriter:
                 self._contents, *_ = read_contents(database, self.manifest, self.documents)
         return self._contents
 
-    def clear(self, model: ModelIdentity, language: str = "") -> None:
+    def clear(self, model: ModelIdentity) -> None:
         """Remove everything, and begin new files; the old ones are removed after `commit`."""
-        language = language or self.manifest.language
         number = 1 + max(databases_of(path.name for path in self.folder.iterdir()), default=0)
         self._open(number, (*TABLES, *SCHEMA))
         self._contents, self._checksums = Contents(documents=self.documents), []
         self._words.close()
-        self.manifest = Manifest(model, file_number=number, language=language)
+        self.manifest = Manifest(model, file_number=number, language=self.manifest.language)
 
     def use_language(self, language: str) -> None:
         """Set the language of stems; the full-text index is made again if it has another."""

@@ -275,7 +275,8 @@ class LocalStore:
                 if np.array_equal(before, snapshot.owners):
                     return  # Nothing has changed, so other writers keep their state.
             else:
-                writer.clear(identity, snapshot.words.language)
+                writer.clear(identity)
+                writer.use_language(snapshot.words.language)
             first = int(before.max(initial=GONE)) + 1  # Earlier documents are in the folder.
             writer.documents.insert(snapshot.documents.stream(snapshot.alive, first))
             writer.write(snapshot, before, snapshot.vectors.take)

@@ -20,6 +20,7 @@ _COPIED = 1 << 14  # rows at once
 _COMPARED, _ONE_OF = 1 << 12, 64  # Equal rows are found again after so many new ones, or 1 of 64.
 _BUFFERS = 8  # parts of a memory budget
 _LEAST_ROWS = 32  # of a buffer
+_NO_ROWS = GrowableRows(0, torch.empty(0, 0))
 
 
 @dataclass(frozen=True)
@@ -46,31 +47,29 @@ class TensorVectors:
     memory_budget: int | None
     saved: SavedIndex | None = None
     in_file: int = 0
-    host: GrowableRows | None = None
-    copy: GrowableRows | None = None
+    host: GrowableRows = _NO_ROWS
+    copy: GrowableRows = _NO_ROWS
     equal: tuple[int, Sequence[Rows]] = (0, ())
     stays_in_file: bool = False
 
     @property
     def dimension(self) -> int:
         """See `VectorRows`."""
-        if self.saved is not None:
-            return self.saved.manifest.dimension
-        return 0 if self.host is None else int(self.host.rows.shape[1])
+        return int(self.host.rows.shape[1])
 
     def __len__(self) -> int:
-        return self.in_file + (0 if self.host is None else len(self.host))
+        return self.in_file + len(self.host)
 
     @property
     def buffers(self) -> list[Any]:
         """The memory of all tensors, to release it."""
-        return [rows.buffer for rows in (self.host, self.copy) if rows is not None]
+        return [rows.buffer for rows in (self.host, self.copy) if rows]
 
     def extended(self, vectors: Vectors) -> TensorVectors:
         """See `VectorRows`."""
         host = self.host or GrowableRows(len(vectors), torch.from_numpy(vectors))
         longer = replace(self, host=host.append(torch.from_numpy(vectors)))
-        if self.saved is None or self.copy is not None:  # Else the first search makes them.
+        if self.saved is None or self.copy:  # Else the first search makes them.
             longer._copy_for(FEW_QUERIES + 1)
             longer._equal_rows()
         return longer
@@ -80,7 +79,8 @@ class TensorVectors:
         rows, dimension, budget = saved.manifest.rows, saved.manifest.dimension, self.memory_budget
         if not rows:
             return self
-        loaded = replace(self, saved=saved, in_file=rows)
+        host = GrowableRows(0, torch.empty(0, dimension))
+        loaded = replace(self, saved=saved, in_file=rows, host=host)
         copied = 4 if self.dtype == "float32" and self.device != "cpu" else 2  # bytes of a number
         if budget is None or rows * dimension * (4 + copied) <= budget:
             loaded._copy_for(1)
@@ -91,22 +91,21 @@ class TensorVectors:
 
     def take(self, rows: Rows) -> Vectors:
         """See `VectorRows`."""
-        host = None if self.host is None else self.host.rows.numpy()
-        if self.saved is None and host is not None:
-            return np.asarray(host.take(rows, axis=0))
+        host, is_first = self.host.rows.numpy(), rows < self.in_file
+        if self.saved is None or not is_first.any():
+            return np.asarray(host.take(rows - self.in_file, axis=0))
+        first = self.saved.take(rows[is_first], mapped=not self.stays_in_file)
+        if not self.host:
+            return first
         result = np.empty((len(rows), self.dimension), np.float32)
-        is_first = rows < self.in_file
-        if self.saved is not None and is_first.any():
-            take = self.saved.take_unmapped if self.stays_in_file else self.saved.take
-            result[is_first] = take(rows[is_first])
-        if host is not None:
-            result[~is_first] = host.take(rows[~is_first] - self.in_file, axis=0)
+        result[is_first] = first
+        result[~is_first] = host.take(rows[~is_first] - self.in_file, axis=0)
         return result
 
     def storage(self) -> tuple[str, str, int]:
         """See `VectorRows`."""
-        copied = 0 if self.copy is None else self.copy.rows.nbytes
-        return self.device, self.dtype, copied + 4 * len(self) * self.dimension
+        nbytes = self.copy.rows.nbytes + 4 * len(self) * self.dimension
+        return self.device, self.dtype, nbytes
 
     def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None, order: Order) -> Pairs:
         """See `VectorRows`."""
@@ -165,7 +164,7 @@ class TensorVectors:
     @property
     def _in_memory(self) -> list[Any]:
         """The float32 vectors in host memory, as tensors: all that are not streamed."""
-        parts = [] if self.host is None else [self.host.rows]
+        parts = [self.host.rows] if self.host else []
         if self.saved is not None and not self.stays_in_file:
             parts.insert(0, torch.from_numpy(self.saved.vectors))
         return parts
