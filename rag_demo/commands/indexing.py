@@ -24,7 +24,7 @@ _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
 
 _globs = partial(click.option, multiple=True, metavar="GLOB")
-_reading_options = options.together(
+_OPTIONS = (
     _globs("--include", help="Read only these files of a folder; unknown types as plain text."),
     _globs("--exclude", help="Skip these files and folders."),
     _globs("--as-text", help="Read these files as plain text."),
@@ -33,16 +33,25 @@ _reading_options = options.together(
     ),
     click.option("--chunk-overlap", type=click.IntRange(0), default=0, help="Characters shared."),
     click.option("--text-field", default="text", help="Field of JSON lines that has the text."),
+    options.device_option,
+    click.option("--batch-size", type=click.IntRange(1), help="Texts embedded at once."),
+    click.option("--cache/--no-cache", default=True, help="Store embeddings on disk, or do not."),
 )
+
+
+def _ingestion_options(command: Any) -> Any:
+    """Add the options that both commands have, in this order."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("source")
 @options.place_option("--out", required=True, help="Folder of the index, or postgresql://...")
-@_reading_options
 @options.model_option
 @options.dtype_option
-@options.embedding_options
+@_ingestion_options
 @click.option("--language", help="Stems, such as german; none keeps words. [default: english]")
 @click.option("--address", help="Embed on this Ray cluster, in one actor for each CPU or GPU.")
 @click.option("--actors", type=click.IntRange(1), help="Embed in so many actors of Ray.")
@@ -84,9 +93,8 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
 @click.command()
 @options.folder_argument
 @click.argument("source")
-@_reading_options
 @options.made_by_option
-@options.embedding_options
+@_ingestion_options
 def add(folder: Any, source: str, **embedding: Any) -> None:
     """Add SOURCE to the index in DIR.
 
@@ -149,7 +157,7 @@ def _is_within(source: str, folder: str) -> bool:
 def _read(
     source: str, skipped: Skipped, choices: dict[str, Any], **more: Any
 ) -> tuple[str, Iterator[Document]]:
-    """Open a source, by the options of `_reading_options`, which are taken out of ``choices``.
+    """Open a source, by the options of the command, which are taken out of ``choices``.
 
     Returns:
         What tells the source from others, and its documents.

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
 
 
-def together(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a decorator that adds options, which are shown in this order."""
-
-    def add(command: Any) -> Any:
-        for each in reversed(several):
-            command = each(command)
-        return command
-
-    return add
-
-
 folder_argument = click.argument("folder", metavar="DIR", type=as_place)
 place_option = partial(click.option, metavar="DIR", type=as_place)
 model_option = click.option("--model", help="Folder or name of a model. [default: packaged MiniLM]")
@@ -47,11 +36,6 @@ dtype_option = click.option("--dtype", type=_DTYPES, default="float32", help="Dt
 mode_option = click.option("--mode", type=click.Choice(MODES), help="[default: hybrid]")
 top_k_option = click.option("--top-k", type=click.IntRange(1), default=5, help="Results, at most.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-embedding_options = together(
-    device_option,
-    click.option("--batch-size", type=click.IntRange(1), help="Texts embedded at once."),
-    click.option("--cache/--no-cache", default=True, help="Store embeddings on disk, or do not."),
-)
 
 
 def open_model(
