@@ -117,8 +117,8 @@ def read_source(source: str, skipped: Skipped, reading: Reading = _DEFAULT) -> I
         raise SourceError(f"'{source}' does not exist; name a folder or a file")
     if not path.is_dir():
         return _read_file(path, path.name, _refuse, reading)
-    files = find_files(path, skipped, include=reading.include, exclude=reading.exclude)
     ids: dict[str, str] = {}
+    files = _find_files(path, skipped, reading)
     found = (_read_file(file, name, skipped.add, reading, ids) for file, name in files)
     return chain.from_iterable(found)
 
@@ -261,9 +261,7 @@ def _read_stdin(reading: Reading) -> Iterator[Document]:
         _refuse("standard input", *error.args)
 
 
-def find_files(
-    folder: Path, skipped: Skipped, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
-) -> Iterator[tuple[Path, str]]:
+def _find_files(folder: Path, skipped: Skipped, reading: Reading) -> Iterator[tuple[Path, str]]:
     """Yield the files of a folder and its subfolders, with their relative names.
 
     Hidden files, caches, installed packages and links to folders are ignored.
@@ -271,8 +269,7 @@ def find_files(
     Args:
         folder: The folder.
         skipped: Records saved indexes, and folders that cannot be read.
-        include: Shell patterns for names or relative paths. A file must match one, if any.
-        exclude: Shell patterns of files and folders to skip.
+        reading: Which files are included and excluded.
     """
 
     def on_error(error: OSError) -> None:
@@ -280,7 +277,7 @@ def find_files(
 
     def chosen(names: Iterable[str]) -> list[str]:
         return [each for each in sorted(filter(is_read, names))
-                if not matches(prefix + each, exclude)]  # fmt: skip
+                if not matches(prefix + each, reading.exclude)]  # fmt: skip
 
     for where, folders, files in os.walk(folder, onerror=on_error):
         if fnmatch.filter(files, "rag-demo-*.sqlite"):
@@ -290,7 +287,7 @@ def find_files(
         prefix = "" if where == str(folder) else f"{os.path.relpath(where, folder)}/"
         folders[:] = chosen(folders)
         for each in chosen(files):
-            if not include or matches(prefix + each, include):
+            if not reading.include or matches(prefix + each, reading.include):
                 yield Path(where, each), prefix + each
 
 
