@@ -419,7 +419,9 @@ class SavedIndex:
 
 
 @contextlib.contextmanager
-def open_writer(folder: Path, *, start_over: bool = False) -> Iterator[IndexWriter]:
+def open_writer(
+    folder: Path, *, start_over: bool = False, check: bool = False
+) -> Iterator[IndexWriter]:
     """Lock the folder of an index, and yield its writer. What was not committed is lost.
 
     Readers are not disturbed. After an error of a change, leave the block.
@@ -427,6 +429,7 @@ def open_writer(folder: Path, *, start_over: bool = False) -> Iterator[IndexWrit
     Args:
         folder: The folder of the index. It is created if it is missing.
         start_over: Whether the first commit may replace a damaged index.
+        check: Whether to look for damage in all of the index; a damaged full text is made again.
 
     Raises:
         IndexFileError: The folder holds something else, cannot be written, or another process
@@ -453,7 +456,7 @@ def open_writer(folder: Path, *, start_over: bool = False) -> Iterator[IndexWrit
         writer = stack.enter_context(contextlib.closing(IndexWriter(folder)))
         ignored = (errors.DamagedIndexError, errors.IndexVersionError) if start_over else ()
         with contextlib.suppress(*ignored):
-            writer.open()
+            writer.open(check=check)
         yield writer
 
 
@@ -473,10 +476,15 @@ class IndexWriter:
         self._contents: Contents | None = None  # until it is needed
         self._checksums: list[int] = []  # of the pieces
 
-    def open(self) -> None:
-        """Read the committed state, if any, and begin a transaction."""
+    def open(self, *, check: bool = False) -> None:
+        """Read the committed state, if any, and begin a transaction; see `open_writer`."""
         with contextlib.suppress(errors.MissingIndexError):
             manifest = read_manifest(self.folder)
+            self.manifest = Manifest(None, language=manifest.language)
+            if check:
+                with contextlib.closing(SavedIndex(self.folder)) as saved:
+                    saved.check()
+                    manifest = replace(manifest, words_end=saved.words.end)
             self._open(manifest.file_number)
             with self.documents.use() as database:
                 query = "SELECT checksum FROM pieces ORDER BY piece"
@@ -593,16 +601,6 @@ class IndexWriter:
     def of_files(self, files: Sequence[str]) -> list[str]:
         """Return the ids of the documents of files."""
         return self.documents.of_files(files, self.contents.alive)
-
-    def check(self) -> None:
-        """Check the committed database and vectors; damaged words are made again.
-
-        Raises:
-            DamagedIndexError: Something is damaged.
-        """
-        with contextlib.closing(SavedIndex(self.folder)) as saved:
-            saved.check()
-            self.manifest = replace(self.manifest, words_end=saved.words.end)
 
     def keep(self, source: str | None, *, finished: bool) -> None:
         """Commit all changes, and go on; make the files again if they waste space."""

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,15 @@ from rag_demo.stores.index_folder import open_writer, read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
 from torch_utils import exit_on_signals
+
+if TYPE_CHECKING:
+    from rag_demo.stores.postgres import PostgresUrl
+
+__all__ = ["Ingested", "embed", "exit_on_sigterm", "ingest"]
+
+COMMIT_S = 2.0  # about the time between two commits
+_FEWEST, _MOST = 32, 1024  # documents of a commit
+_MOST_CHARS = 1 << 21  # of a commit; the last document may exceed it
 
 
 def embed(
@@ -72,16 +81,6 @@ def embed(
     vectors = embedder.embed_documents(embedding_model, texts, on_progress and progress)
     identity = embedder.known_identity(embedding_model)
     return EmbeddedBatch(documents, owners, spans, vectors, identity)
-
-
-if TYPE_CHECKING:
-    from rag_demo.stores.postgres import PostgresUrl
-
-__all__ = ["Ingested", "exit_on_sigterm", "ingest"]
-
-COMMIT_S = 2.0  # about the time between two commits
-_FEWEST, _MOST = 32, 1024  # documents of a commit
-_MOST_CHARS = 1 << 21  # of a commit; the last document may exceed it
 
 
 @dataclass(frozen=True)
@@ -145,9 +144,18 @@ def ingest(
             as it was after the last commit.
     """
     check_language(language or "none")
-    with ExitStack() as stack:
-        stack.enter_context(exit_on_sigterm())
-        writer = _writer_of(folder, source, stack, replace=replace, covers_all=files is None)
+    opened: AbstractContextManager[Any]
+    if isinstance(folder, (str, Path)):
+        may_start_over = replace
+        with suppress(errors.IndexFileError):
+            may_start_over = replace or read_manifest(Path(folder)).source == source
+        may_start_over = may_start_over and files is None  # Then these documents are all.
+        opened = open_writer(Path(folder), start_over=may_start_over, check=True)
+    else:
+        from rag_demo.stores.postgres import PostgresStore
+
+        opened = PostgresStore(folder)
+    with exit_on_sigterm(), opened as writer:
         known = writer.manifest
         if based_on is not None and known.commit != based_on:
             raise errors.IndexChangedError(f"another program has changed '{folder}'; run again")
@@ -177,34 +185,6 @@ def ingest(
         writer.delete([name for name in others if name not in ids])
         writer.keep(source if source_after is None else source_after, finished=True)
         return Ingested(embedded, reused)
-
-
-def _writer_of(
-    folder: str | Path | PostgresUrl,
-    source: str | None,
-    stack: ExitStack,
-    *,
-    replace: bool,
-    covers_all: bool,
-) -> Any:
-    """Open an index for changes; empty a damaged one only if ``documents`` make it again."""
-    if not isinstance(folder, (str, Path)):
-        from rag_demo.stores.postgres import PostgresStore
-
-        return stack.enter_context(PostgresStore(folder))
-    folder, may_start_over = Path(folder), covers_all and replace
-    if covers_all and not replace:
-        with suppress(errors.IndexFileError):
-            may_start_over = read_manifest(folder).source == source
-    writer = stack.enter_context(open_writer(folder, start_over=may_start_over))
-    if writer.manifest.model is not None:
-        try:
-            writer.check()
-        except errors.DamagedIndexError:
-            if not may_start_over:
-                raise
-            writer.clear(writer.manifest.model)
-    return writer
 
 
 def exit_on_sigterm() -> AbstractContextManager[object]:
