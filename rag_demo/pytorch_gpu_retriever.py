@@ -34,8 +34,8 @@ class PyTorchGPURetriever(LocalRetriever):
             Results are exact whatever it is, because the float32 vectors stay in host memory or
             in the index's file.
         memory_budget: Bytes for vectors and a search, on the device and in host memory; None for
-            no limit. Each search streams a larger loaded index from its file, in float32, through
-            two buffers of a quarter of the budget. Scores and candidates take another quarter.
+            no limit. Each search streams a larger loaded index from its file, in float32. Its two
+            buffers take a quarter of the budget, and scores and candidates another quarter.
             Documents, and vectors added after the load, are not counted.
         language: The language of stems in the full text, such as "german"; "none" for the words
             as they are. A loaded index has its own.

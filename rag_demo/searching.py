@@ -1,4 +1,4 @@
-"""Searches: what a store is asked, what it answers, and how two rankings become one."""
+"""Requests and results of searches, checks of arguments, and the fusion of two rankings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Hit = TypeVar("Hit", bound=Any)
 
 
 class SearchRequest(NamedTuple):
-    """What a `rag_demo.Store` is asked.
+    """A request to a `rag_demo.Store`.
 
     Attributes:
         texts: The queries.

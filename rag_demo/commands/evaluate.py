@@ -1,4 +1,4 @@
-"""``rag-demo evaluate``: retrieval quality on a judged collection; ``demo``: what it looks like."""
+"""``rag-demo evaluate`` measures retrieval quality; ``rag-demo demo`` searches Markdown files."""
 
 from __future__ import annotations
 

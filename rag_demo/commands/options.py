@@ -1,4 +1,4 @@
-"""What several commands share: options, functions that open what these name, and the output.
+"""Options of several commands, functions that open the indexes and models, and the output.
 
 Text from documents, files and models passes `rag_demo.printable` first.
 """

@@ -1,4 +1,4 @@
-"""Documents in SQLite: which an index has, which vectors are theirs, and the way to change that.
+"""Documents in SQLite, the owners of vectors, and the one way to change both.
 
 Each document has a number. A new document gets the next one, and so does a document that replaces
 another. Each row of vectors has an owner: the number of its document, or `GONE`. A document exists
