@@ -1,4 +1,4 @@
-"""The interface of embedding models, and what a minimal one lacks: its members are optional."""
+"""The interface of embedding models, and what replaces their optional members."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def lengths(model: BasicEmbedder, texts: Sequence[str]) -> Sequence[float]:
 
     A model of unknown limit is taken to read 1,000 characters.
     """
-    limit = getattr(model, "max_tokens", None)
-    counts = limit and model.count_tokens(list(texts))  # type: ignore[attr-defined]  # it has both
+    limit, count = getattr(model, "max_tokens", None), getattr(model, "count_tokens", None)
+    counts = limit and count and count(list(texts))
     if not counts:
         return [len(text) / _CHARS for text in texts]
-    return [count / limit for count in counts]
+    return [each / limit for each in counts]
 
 
 def embed_queries(model: BasicEmbedder, texts: Sequence[str]) -> Vectors:

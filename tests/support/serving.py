@@ -83,9 +83,6 @@ class GpuLike(Embedder):
     batch_tokens = 32_768
     max_tokens = 256
 
-    def count_tokens(self, texts: Any, kind: str = "document") -> None:
-        return None
-
 
 def load_model_of_a_gpu() -> Embedder:
     """Return a `GpuLike`; another process can import this function."""

@@ -23,6 +23,7 @@ class WordCounts:
 
     name = "word counts"
     dimension = len(WORDS)
+    max_tokens = 30  # It cannot count them.
 
     def __init__(self) -> None:
         self.embedded: list[str] = []
