@@ -162,9 +162,9 @@ class EmbeddingModel(Resource):
             bound that is above `max_tokens`.
         """
         encoder, counts = self._loaded(), list[int]()
-        for rows in packed(list(map(len, texts)), _COUNTED_CHARS):
+        for part in packed(list(map(len, texts)), _COUNTED_CHARS):
             with self._turn(encoder):
-                found = encoder.count_tokens([texts[row] for row in rows], kind)
+                found = encoder.count_tokens(texts[part], kind)
             if found is None:
                 return None
             counts += found
@@ -335,8 +335,7 @@ class EmbeddingModel(Resource):
         options += f"truncate_dim {dimension}" if dimension else ""
         try:
             path = str(packaged_model()) if self._is_default else self.name
-            name = DEFAULT_MODEL if self._is_default else None
-            return path, identify(path, self._dtype, name, options)
+            return path, identify(path, self._dtype, self.name, options)
         except OSError as error:
             raise ModelError(f"the model {self.name!r} cannot be read: {error}") from error
 

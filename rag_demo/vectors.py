@@ -31,12 +31,12 @@ def rounding(dimension: int) -> float:
     return 4 * dimension * 2.0**-24
 
 
-def normalized(vectors: Any, count: int | None = None) -> Vectors:
+def normalized(vectors: Any, count: int) -> Vectors:
     """Return vectors as float32 vectors of length 1.
 
     Args:
         vectors: Shape (n, d).
-        count: How many vectors there must be; None accepts any number.
+        count: How many vectors there must be.
 
     Raises:
         ValueError: The shape or the number is wrong, or a vector is zero or not finite. The
@@ -45,7 +45,7 @@ def normalized(vectors: Any, count: int | None = None) -> Vectors:
     array = np.asarray(vectors, np.float32)
     if array.ndim != 2:
         raise ValueError(f"vectors must have the shape (n, d), got {array.shape}")
-    if count is not None and len(array) != count:
+    if len(array) != count:
         raise ValueError(f"got {len(array)} vectors for {count} texts; pass one for each")
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
     bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))

@@ -1,4 +1,4 @@
-"""What loaded models have in common, the one that sentence-transformers runs, and `encode`.
+"""The interface of loaded models, the encoder that runs sentence-transformers, and `encode`.
 
 `encode` is the one way to run a model, on every device: in sorted batches of about equal length.
 What differs between devices is data, see `Limits`.
@@ -10,6 +10,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -119,8 +120,7 @@ def encode(
     limits, under_way = encoder.limits, deque[tuple[list[int], Any, Any]]()
     order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
 
-    def prepare(places: Sequence[int]) -> list[tuple[int, int, Any]]:
-        rows = [order[place] for place in places]
+    def prepare(rows: Sequence[int]) -> list[tuple[int, int, Any]]:
         inputs = encoder.prepare([texts[row] for row in rows], kind)
         found = ((length, row, each) for row, (length, each) in zip(rows, inputs, strict=True))
         return sorted(found, key=lambda item: -item[0])
@@ -147,7 +147,7 @@ def encode(
 
     parts = packed([_LEAST_CHARS + len(texts[row]) for row in order], _PART_CHARS)
     try:
-        for waiting in ahead(prepare, parts):
+        for waiting in ahead(prepare, (order[part] for part in parts)):
             while waiting:
                 waiting = waiting[launch(waiting) :]
                 if len(under_way) >= limits.ahead:
@@ -159,10 +159,11 @@ def encode(
             raise
 
 
-def packed(sizes: Sequence[int], budget: int) -> list[Any]:
-    """Split rows into runs whose sizes are about ``budget`` together, or a single row."""
+def packed(sizes: Sequence[int], budget: int) -> list[slice]:
+    """Return slices of items whose sizes are about ``budget`` together, or of a single item."""
     ends = np.flatnonzero(np.diff(np.cumsum(sizes) // budget)) + 1
-    return [run for run in np.split(np.arange(len(sizes)), ends) if len(run)]
+    bounds = pairwise([0, *ends.tolist(), len(sizes)])
+    return [slice(start, stop) for start, stop in bounds if stop]
 
 
 @contextlib.contextmanager

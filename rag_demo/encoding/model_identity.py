@@ -39,7 +39,7 @@ _FOLDERS = ("modules.json", "router_config.json")  # They name the folders of mo
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Tells whether vectors can be compared.
+    """The identity of a model. Vectors of models with the same identity can be compared.
 
     Attributes:
         name: The name by which the model is loaded: a name on the hub or a folder's full path.
@@ -91,13 +91,13 @@ def refuse_other_model(
         )
 
 
-def identify(path: str, dtype: str, name: str | None = None, options: str = "") -> ModelIdentity:
+def identify(path: str, dtype: str, name: str, options: str = "") -> ModelIdentity:
     """Identify the model in a folder, or in the hub's local cache. Makes no request.
 
     Args:
         path: A folder, or a name on the hub.
         dtype: The dtype that the model computes in.
-        name: The model's name; by default the folder's full path or the name on the hub.
+        name: The model's name. If it is the path of a folder, the full path takes its place.
         options: See `ModelIdentity`.
 
     Returns:
@@ -110,7 +110,7 @@ def identify(path: str, dtype: str, name: str | None = None, options: str = "") 
     # The hub has no names that begin with a slash.
     is_folder = folder.is_dir() or folder.is_absolute()
     found = folder if is_folder else in_hub_cache(path)
-    name = name or (path if found is not folder else str(folder.resolve()))
+    name = str(folder.resolve()) if is_folder and name == path else name
     return ModelIdentity(name, dtype, fingerprint(found) if found else None, options=options)
 
 
