@@ -14,7 +14,6 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -51,17 +50,16 @@ class EmbeddingCache:
             keys: The keys, see `make_key`.
             dimension: Length of the vectors.
         """
+        found: dict[bytes, Vectors] = {}
 
-        def read(connection: sqlite3.Connection) -> dict[bytes, Vectors]:
-            found: dict[bytes, Vectors] = {}
+        def read(connection: sqlite3.Connection) -> None:
             for key in keys:
                 for (data,) in connection.execute(_SELECT, (key,)):
                     if len(data) == 4 * dimension + 4 and data == _sealed(key, data[:-4]):
                         found[key] = np.frombuffer(data[:-4], np.float32)
-            return found
 
-        vectors: dict[bytes, Vectors] = self._try(read) or {}
-        return vectors
+        self._try(read)
+        return found
 
     def put(self, keys: Sequence[bytes], vectors: Vectors) -> None:
         """Store vectors.
@@ -83,19 +81,18 @@ class EmbeddingCache:
         """Close the file. It is opened again when it is needed."""
         self._database.close()
 
-    def _try(self, action: Callable[[sqlite3.Connection], Any]) -> Any:
-        """Call a function with the connection. Return None if the cache cannot be used."""
+    def _try(self, action: Callable[[sqlite3.Connection], None]) -> None:
+        """Call a function with the connection, unless the cache cannot be used."""
         try:
             if self._is_usable:
                 with self._database.use() as connection:
-                    return action(connection)
+                    action(connection)
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:  # The last two: damage.
             log.warning(
                 "the embedding cache %s is not used: %s; remove it if it is damaged",
                 self._path, error,
             )  # fmt: skip
             self._is_usable = False
-        return None
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
