@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["BasicEmbedder", "LocalRetriever", "Retriever", "SearchResult", "embed"]
 
 _RERANKED = 5  # times as many results are reranked as are wanted
+_MOST = 2**40  # more results than an index has documents; numpy and SQL count in 64 bits
 
 
 class Retriever(Resource):
@@ -280,13 +281,13 @@ class Retriever(Resource):
             vectors = normalized(vectors, len(queries))
         if where is not None and not callable(where):
             where = parse_filter(where)  # A mistake is an error in an empty retriever too.
-        if not (count := self.store.count) or not queries:
+        if not self.store.count or not queries:
             return [[] for _ in queries]
         if mode == "bm25":
             vectors = None
         elif vectors is None:
             vectors = embedder.embed_queries(self.embedding_model, queries)
-        wanted = min(int(top_k) * (1 if rerank is None else _RERANKED), count)
+        wanted = min(int(top_k) * (1 if rerank is None else _RERANKED), _MOST)
         found = self.store.search(SearchRequest(queries, vectors, where, wanted, mode, weights))
         if min_score is not None:
             found = [[each for each in one if each.score >= min_score] for one in found]

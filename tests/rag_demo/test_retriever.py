@@ -54,7 +54,9 @@ def test_top_k_must_be_positive() -> None:
             with pytest.raises(ValueError, match="top_k must be a positive whole number"):
                 retriever.search("cache", top_k=top_k)
         retriever.add(["one", "two"])
-        assert len(retriever.search("one", top_k=2**70)) == 2
+        model: Any = retriever.embedding_model  # Another thread adds while a query is embedded.
+        model.embed_queries = lambda q: retriever.add(["new"]) and model.embed_documents(q)
+        assert len(retriever.search("one", top_k=2**70)) == 3
 
 
 class WrongCount(Hashed):
