@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +144,11 @@ def checked_texts(values: Any, what: str) -> list[str]:
     """Return a caller's sequence of str as a list.
 
     Raises:
-        TypeError: It is one str, or one of its items is not str.
+        TypeError: It is one str or not a sequence, or one of its items is not str.
     """
-    if isinstance(values, str):
-        raise TypeError(f"{what} must be a sequence of str, got one str; pass a list")
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        kind = "one str" if isinstance(values, str) else short_repr(values)
+        raise TypeError(f"{what} must be a sequence of str, got {kind}; pass a list")
     texts = list(values)
     for number, text in enumerate(texts):
         if not isinstance(text, str):

@@ -17,7 +17,7 @@ import numpy as np
 
 from rag_demo.encoding.encoder import loading, sentence_transformers
 from rag_demo.encoding.model_identity import check_model_name
-from rag_demo.errors import ModelError, check_positive
+from rag_demo.errors import ModelError, check_positive, checked_texts
 from rag_demo.searching import SearchResult
 from torch_utils import Resource, closes_on_error, find_batch_size, get_optimal_device, release
 
@@ -87,6 +87,7 @@ class Reranker(Resource):
 
     def score(self, query: str, texts: Sequence[str]) -> Any:
         """Score texts as answers to a query: shape (n,), float32. Higher is better."""
+        (query,), texts = checked_texts([query], "query"), checked_texts(texts, "texts")
         with self._in_use:
             self.ensure_open()
             if not texts:

@@ -61,15 +61,14 @@ def test_closed_reranker_is_released_and_raises(cross_encoder: Path) -> None:
     before = models_of(BertForSequenceClassification)
     reranker = Reranker(cross_encoder, device="cpu")
     assert len(reranker.score("the", ["cache", "memory"])) == 2
+    with pytest.raises(TypeError, match="texts must be a sequence of str, got one str"):
+        reranker.score("the", "cache")
     (model,) = models_of(BertForSequenceClassification) - before
     weights = weak(model)
     del model
     reranker.close()
     assert gone(weights)
-    for use in (
-        lambda: reranker.score("the", ["cache"]),
-        lambda: reranker.rerank("the", []),
-    ):
+    for use in (lambda: reranker.score("the", ["cache"]), lambda: reranker.rerank("the", [])):
         with pytest.raises(ResourceClosedError):
             use()
 

@@ -155,6 +155,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "one id": ((["a", "b"], None, "pq"), TypeError, "ids must be a sequence of str, got one str"),
     "one id twice": ((["a", "b"], None, ["x", "x"]), ValueError, "'x' appears twice"),
     "too few metadata": ((["a", "b"], [{}], None), ValueError, "2 texts but 1 metadata"),
+    "no texts": ((None,), TypeError, "texts must be a sequence of str, got None"),
     "one text": (("text",), TypeError, "texts must be a sequence of str, got one str"),
     "bytes": ((["a", b"b"], None, ["p", "q"]), TypeError, r"texts\[1\] must be str"),
     "no vector": ((["a", ""], None, ["p", "d1"]), ValueError, "vector 1 is zero"),
