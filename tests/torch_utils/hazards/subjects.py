@@ -149,9 +149,9 @@ class Naive:
         self.__del__()
 
     def __del__(self) -> None:
-        import json
+        import colorsys  # Nothing else imports it; Python 3.14's multiprocessing imports json.
 
-        json.dumps([])
+        colorsys.rgb_to_hls(0, 0, 0)
         log("released", self.number)
         if self.action is not None:
             self.action()
