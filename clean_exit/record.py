@@ -25,7 +25,7 @@ _SLOW = re.compile(r"^Timeout \([\d:.]+\)!\n(?P<stacks>.*?)(?=^Fatal|\Z)", re.MU
 # The object at the end of "Exception ignored ...", where Python 3.14 shows it.
 _SHOWN = re.compile(
     r" <(?:(?:function|built-in function|bound method|class|generator object|coroutine object"
-    r"|async_generator object) '?(?P<name>[\w.<>]+?)(?: at 0x| of |'?>)|(?P<type>[\w.]+) object)"
+    r"|async_generator object) '?(?P<name>[\w.<>]+)(?: at 0x| of |'?>)|(?P<type>[\w.]+) object)"
 )
 # The errors that an entry of another shape, or with huge numbers, can cause.
 _INVALID = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)

@@ -283,6 +283,7 @@ def test_long_command_line_keeps_the_record() -> None:
     report = check(["-c", code, *["argument"] * 10_000])
     assert report.probed
     assert [finding.id for finding in report.findings] == ["atexit-error"]
+    assert "in <lambda>()" in report.findings[0].summary
 
 
 CRASH_WITH_MANY_FILES = """
