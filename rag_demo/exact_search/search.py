@@ -44,7 +44,6 @@ _FEW_ROWS = 1 << 15  # are multiplied with a single query in one thread, which w
 _SCORES_PER_PAIR = 64  # So much more memory does a candidate take, until it is scored again.
 _SLACK = 1e-6  # Lengths are 1 within 2**-22, and bounds are computed in float32.
 _LEAST = -2.0  # below every score
-_FEW_OF = 8  # If fewer than one row in 8 is allowed, those are gathered.
 _AT_ONCE = 1 << 13  # rows that are turned into a wider dtype at once
 _UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}  # the unit roundoff of each dtype
 # From torch 2.8 on, products of narrower vectors can be float32.
@@ -125,11 +124,15 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
         bar = asked.new_full((len(queries), 1), _LEAST)  # of the true scores
         found: list[tuple[Any, Any, Any]] = []  # candidates: query, row and score
         end, count, most = 0, 0, max(at_once // _SCORES_PER_PAIR, 2 * best.numel())
-        for vectors in source.chunks(max(1, at_once // len(queries))):
+        few_of, numbers = 8 if len(queries) <= FEW_QUERIES else 3, len(queries)
+        share = 1.0 if source.allowed is None else float(source.allowed.mean())
+        if few_of * share < 1:  # Gathered rows take no more memory than scores.
+            numbers = max(numbers, int(queries.shape[1] * share))
+        for vectors in source.chunks(max(1, at_once // numbers)):
             allowed, chosen, start, end = None, None, end, end + len(vectors)
             if source.allowed is not None:
                 mask = source.allowed[start:end]
-                if _FEW_OF * np.count_nonzero(mask) < len(mask):
+                if few_of * np.count_nonzero(mask) < len(mask):
                     chosen = torch.from_numpy(np.flatnonzero(mask)).to(source.device)
                     vectors = vectors.index_select(0, chosen)  # faster than an index
                 else:

@@ -16,11 +16,7 @@ import torch
 from tests.support.other_pythons import other_pythons
 from tests.support.programs import assert_clean, run
 from tests.support.releasing import gone, weak, without_collector
-from torch_utils import (
-    SafePyTorchCleanup,
-    clear_exception_frames,
-    is_out_of_memory,
-)
+from torch_utils import SafePyTorchCleanup, clear_exception_frames, is_out_of_memory
 
 
 def chained(inner: BaseException, how: str) -> BaseException:

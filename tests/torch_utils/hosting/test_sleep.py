@@ -19,14 +19,7 @@ import pytest
 from tests.support.programs import run_forked
 from tests.support.threads import errors_in_threads
 from tests.support.waiting import wait_for
-from torch_utils import (
-    ModelHost,
-    ModelInUseError,
-    ModelPool,
-    NoRoomError,
-    offload,
-    release,
-)
+from torch_utils import ModelHost, ModelInUseError, ModelPool, NoRoomError, offload, release
 from torch_utils.hosting import sleep
 
 torch = pytest.importorskip("torch")

@@ -26,12 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.programs import TIMEOUT_S
-from tests.support.releasing import (
-    garbage_collections,
-    gone,
-    weak,
-    without_collector,
-)
+from tests.support.releasing import garbage_collections, gone, weak, without_collector
 from torch_utils import ReleasedError, Resource, release
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")

@@ -17,12 +17,7 @@ import torch
 from torch import nn
 
 from tests.support.programs import TIMEOUT_S
-from tests.support.releasing import (
-    garbage_collections,
-    gone,
-    weak,
-    without_collector,
-)
+from tests.support.releasing import garbage_collections, gone, weak, without_collector
 from torch_utils import ReleasedError, release
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
