@@ -90,7 +90,13 @@ class DocumentTable(Database):
                 self.insert(numbered)
 
     def get(self, numbers: Sequence[int]) -> list[Document]:
-        """Return documents by their numbers; none shares its metadata with another.
+        """Return documents by their numbers; see `columns`."""
+        return list(map(Document, *self.columns(numbers)))
+
+    def columns(self, numbers: Sequence[int]) -> tuple[Sequence[Any], ...]:
+        """Return ids, texts, metadata and files of documents by their numbers.
+
+        No document shares its metadata with another.
 
         Raises:
             DamagedRowError: A document is missing or cannot be read.
@@ -98,7 +104,11 @@ class DocumentTable(Database):
         query = f"{_SELECT} WHERE number IN ({{}})"
         with self.use():
             found = {row[0]: row for row in self._in_batches(query, sorted({*numbers}))}
-            return list(map(_document, _in_order(found, numbers)))
+            rows = _in_order(found, numbers)
+            _, names, texts, encoded, files = list(zip(*rows, strict=True)) or [()] * 5
+            pairs = zip(numbers, encoded, strict=True)
+            metadata = [{} if text == "{}" else _metadata(n, text) for n, text in pairs]
+            return names, texts, metadata, files
 
     def ids(self, numbers: Rows) -> list[str]:
         """Return the ids of documents by their numbers."""
@@ -139,7 +149,11 @@ class DocumentTable(Database):
         while True:
             with self.use() as connection:
                 rows = connection.execute(query, (start, len(alive), _BATCH)).fetchall()
-                documents = [(row[0], _document(row)) for row in rows if alive[row[0]]]
+                documents = [
+                    (number, Document(name, text, _metadata(number, metadata), file))
+                    for number, name, text, metadata, file in rows
+                    if alive[number]
+                ]
             yield from documents
             if len(rows) < _BATCH:
                 return
@@ -243,12 +257,10 @@ def _in_order(found: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
         raise DamagedRowError(f"document {number} is missing") from None
 
 
-def _document(row: tuple[Any, ...]) -> Document:
-    number, name, text, metadata, file = row
+def _metadata(number: int, encoded: Any) -> Any:
     try:
-        known = {} if metadata == "{}" else json.loads(metadata)
-        return tuple.__new__(Document, (name, text, known, file))  # Faster than a call.
-    except (TypeError, AttributeError, ValueError, RecursionError) as error:
+        return json.loads(encoded)
+    except (TypeError, ValueError, RecursionError) as error:
         raise DamagedRowError(f"document {number} cannot be read: {error}") from None
 
 

@@ -333,10 +333,11 @@ class Hit(NamedTuple):
 
     id: int
     score: float
-    row: int = -1
+    row: int
 
 
-Hits = list[list[Hit]]  # of each query
+Hits = list[list[tuple[int, float, int]]]
+"""The hits of each query; only the fusion of two rankings needs names, which take time."""
 
 
 def search(snapshot: Snapshot, request: SearchRequest) -> list[list[SearchResult]]:
@@ -347,11 +348,14 @@ def search(snapshot: Snapshot, request: SearchRequest) -> list[list[SearchResult
     if not count:
         return [[] for _ in queries]
 
-    def best(part: str, depth: int) -> Hits:
+    def best(part: str, depth: int) -> Any:
         if part == "bm25" or vectors is None:
-            return _by_words(snapshot, queries, allowed, depth)
-        mask = None if count == len(allowed) else allowed
-        return _by_vectors(snapshot, vectors, mask, min(depth, count))
+            found = _by_words(snapshot, queries, allowed, depth)
+        else:
+            mask = None if count == len(allowed) else allowed
+            found = _by_vectors(snapshot, vectors, mask, min(depth, count))
+        is_fused = request.mode == "hybrid"
+        return [list(map(Hit._make, each)) for each in found] if is_fused else found
 
     return _results(snapshot, queries, by_mode(request, best, snapshot.order_of))
 
@@ -378,7 +382,7 @@ def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, want
         counts = np.bincount(query, minlength=len(queries))
         if depth == available or counts.min() >= wanted:
             columns = (owners[rows].tolist(), scores.tolist(), rows.tolist())
-            hits = map(partial(tuple.__new__, Hit), zip(*columns, strict=True))
+            hits = zip(*columns, strict=True)
             return [list(itertools.islice(hits, n))[:wanted] for n in counts.tolist()]
         depth = min(4 * depth, available)
 
@@ -390,7 +394,8 @@ def _by_words(snapshot: Snapshot, queries: Sequence[str], allowed: Mask, top_k: 
     for query in queries:
         numbers, scores = snapshot.words.search(query, allowed, top_k)
         best = _best(np.zeros_like(numbers), numbers, scores, top_k, snapshot.order_of)
-        found.append(list(map(Hit, numbers[best].tolist(), scores[best].tolist())))
+        pairs = zip(numbers[best].tolist(), scores[best].tolist(), strict=True)
+        found.append([(number, score, -1) for number, score in pairs])
     return found
 
 
@@ -410,23 +415,21 @@ def _best(query: Rows, items: Rows, scores: Scores, count: int, order_of: Order)
     return best
 
 
-def _results(
-    snapshot: Snapshot, queries: Sequence[str], found: Sequence[Sequence[Hit]]
-) -> list[list[SearchResult]]:
+def _results(snapshot: Snapshot, queries: Sequence[str], found: Hits) -> list[list[SearchResult]]:
     hits = [hit for each in found for hit in each]
     if not hits:
         return [[] for _ in queries]
     numbers, scores, rows = zip(*hits, strict=True)
-    names, texts, metadata, _ = zip(*snapshot.documents.get(numbers), strict=True)
+    names, texts, metadata, _ = snapshot.documents.columns(numbers)
     starts, stops = snapshot.spans[np.asarray(rows)].T.tolist()
     passages = [(a, b) if b else None for a, b in zip(starts, stops, strict=True)]
     if min(rows) < 0:  # Words have found some.
         owners = snapshot.owners
         parts = np.flatnonzero(np.isin(owners, numbers) & (snapshot.spans[:, 1] > 0))
         asked = [query for query, each in zip(queries, found, strict=True) for _ in each]
-        for n, hit in enumerate(hits):
-            if hit.row < 0:
-                known = snapshot.spans[parts[owners[parts] == hit.id]].tolist()
+        for n, (number, _, row) in enumerate(hits):
+            if row < 0:
+                known = snapshot.spans[parts[owners[parts] == number]].tolist()
                 passages[n] = best_span(asked[n], texts[n], known, snapshot.words.language)
     places = [place for each in found for place in range(1, len(each) + 1)]
     fields = zip(places, scores, names, texts, metadata, passages, strict=True)
