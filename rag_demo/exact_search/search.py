@@ -124,10 +124,12 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
         bar = asked.new_full((len(queries), 1), _LEAST)  # of the true scores
         found: list[tuple[Any, Any, Any]] = []  # candidates: query, row and score
         end, count, most = 0, 0, max(at_once // _SCORES_PER_PAIR, 2 * best.numel())
+        # Fewer than one row in so many are gathered: a product of all rows takes longer.
         few_of, numbers = 8 if len(queries) <= FEW_QUERIES else 3, len(queries)
-        share = 1.0 if source.allowed is None else float(source.allowed.mean())
-        if few_of * share < 1:  # Gathered rows take no more memory than scores.
-            numbers = max(numbers, int(queries.shape[1] * share))
+        if source.allowed is not None:
+            share = np.count_nonzero(source.allowed) / len(source.allowed)
+            if few_of * share < 1:  # Gathered rows take no more memory than scores.
+                numbers = max(numbers, int(queries.shape[1] * share))
         for vectors in source.chunks(max(1, at_once // numbers)):
             allowed, chosen, start, end = None, None, end, end + len(vectors)
             if source.allowed is not None:

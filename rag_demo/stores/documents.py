@@ -104,11 +104,7 @@ class DocumentTable(Database):
         query = f"{_SELECT} WHERE number IN ({{}})"
         with self.use():
             found = {row[0]: row for row in self._in_batches(query, sorted({*numbers}))}
-            rows = _in_order(found, numbers)
-            _, names, texts, encoded, files = list(zip(*rows, strict=True)) or [()] * 5
-            pairs = zip(numbers, encoded, strict=True)
-            metadata = [{} if text == "{}" else _metadata(n, text) for n, text in pairs]
-            return names, texts, metadata, files
+            return _columns(_in_order(found, numbers))[1:]
 
     def ids(self, numbers: Rows) -> list[str]:
         """Return the ids of documents by their numbers."""
@@ -149,12 +145,8 @@ class DocumentTable(Database):
         while True:
             with self.use() as connection:
                 rows = connection.execute(query, (start, len(alive), _BATCH)).fetchall()
-                documents = [
-                    (number, Document(name, text, _metadata(number, metadata), file))
-                    for number, name, text, metadata, file in rows
-                    if alive[number]
-                ]
-            yield from documents
+                known, *columns = _columns([row for row in rows if alive[row[0]]])
+            yield from zip(known, map(Document, *columns), strict=True)
             if len(rows) < _BATCH:
                 return
             start = rows[-1][0] + 1
@@ -255,6 +247,14 @@ def _in_order(found: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
         return [found[number] for number in numbers]
     except KeyError as number:
         raise DamagedRowError(f"document {number} is missing") from None
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Sequence[Any], ...]:
+    """Turn rows of `_SELECT` into columns, and decode the metadata."""
+    numbers, names, texts, encoded, files = list(zip(*rows, strict=True)) or [()] * 5
+    pairs = zip(numbers, encoded, strict=True)
+    metadata = [{} if text == "{}" else _metadata(n, text) for n, text in pairs]
+    return numbers, names, texts, metadata, files
 
 
 def _metadata(number: int, encoded: Any) -> Any:
