@@ -1,7 +1,7 @@
 # Each target installs what it needs into .venv. Outside of this folder, only the package
 # manager's cache is written. CONTRIBUTING.md names the commands that are not here.
 
-# The versions in constraints.txt need Python 3.11; the packages themselves also run on 3.10.
+# The first of these that is new enough.
 PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; \
 	done),python3)
@@ -17,10 +17,10 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-gpu bench bench-gpu lint docs wheel clean
+.PHONY: help demo test test-slow test-versions test-gpu bench bench-gpu lint docs wheel clean
 
 help: ## print this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 17
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed ## index the documentation, search it, and release the model
@@ -31,6 +31,10 @@ test: .venv/.installed ## run the quick tests
 
 test-slow: .venv/.installed .venv/.applications ## run the long tests and the variations
 	$(PYTEST) -m "slow and not real"
+
+# ROWS="oldest newest" runs these rows only; tests/support/versions.py has all of them.
+test-versions: .venv/.installed ## run the tests with other versions of Python and packages; downloads gigabytes
+	$(BIN)/python -m tests.support.versions $(ROWS)
 
 # PYTHON names a Python that has torch; .venv is used if it exists, and nothing is installed.
 GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
@@ -45,6 +49,9 @@ bench: .venv/.installed ## measure again, and draw the charts; takes about an ho
 	for name in exit release clean_exit open change host cycles rag "rag --one-thread"; do \
 		$(BIN)/python -m benchmarks.bench_$$name || exit 1; done
 	$(BIN)/python -m benchmarks.charts
+
+bench-%: .venv/.installed ## measure one part, such as bench-release
+	$(BIN)/python -m benchmarks.bench_$*
 
 lint: .venv/.installed ## run the linters and type checkers
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 release_cell.py tensors SIZES METHOD
 release_cell.py minilm METHOD
+release_cell.py wrapper METHOD
 release_cell.py many SHAPE METHOD
 release_cell.py blocked THREADS
 """
@@ -128,6 +129,43 @@ def minilm(method: str) -> dict[str, Any]:
     }
 
 
+class Embedder:
+    """What most services write: a class that keeps a model."""
+
+    def __init__(self) -> None:
+        self.model = minilm_model()
+
+
+class Other:
+    """One of the other objects of a service."""
+
+
+def wrapper(method: str) -> dict[str, Any]:
+    """Measure the release of an object that keeps MiniLM, beside half a million other objects."""
+    import accelerate.utils  # noqa: F401
+
+    others = [Other() for _ in range(500_000)]
+    for other in others:
+        other.note = [other]  # type: ignore[attr-defined]
+    held: dict[str, Any] = {"model": Embedder()}
+    held["model"].model.encode(["a text"])
+    parameters = list(held["model"].model.parameters())
+    storages = [parameter.untyped_storage()._weak_ref() for parameter in parameters]
+    parameters.clear()
+    gc.collect()
+    collections: list[int] = []
+    gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
+    row = beside_a_thread(lambda: give_back(method, held))
+    gc.callbacks.clear()
+    gone = sum(map(torch.UntypedStorage._expired, storages))
+    return {
+        "percent_of_weights": 100 * gone / len(storages),
+        "ms": row["ms"],
+        "worst_stall_ms": row["worst_stall_ms"],
+        "full_collections": collections.count(2) // 2,
+    }
+
+
 def many(shape: str, method: str) -> dict[str, Any]:
     """Measure the release of 16,000 tensors with gradients, and the wait of another thread."""
     model: Any
@@ -206,6 +244,6 @@ def beside_a_thread(work: Callable[[], object]) -> dict[str, float]:
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(2)
-    cells = (tensors, minilm, many, blocked)
+    cells = (tensors, minilm, wrapper, many, blocked)
     kinds: dict[str, Callable[..., dict[str, Any]]] = {cell.__name__: cell for cell in cells}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

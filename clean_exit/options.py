@@ -193,15 +193,9 @@ def _load(path: Path, name: str) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     if name.encode() not in data:
         return {}  # Saves 5 ms for the parser.
+    import tomllib
+
     try:
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-        settings: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
-    except ImportError:
-        how = "Python 3.10 needs tomli; install it with: pip install tomli"
-        raise ValueError(f"{path} cannot be read: {how}") from None
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # Not TOML, or not UTF-8.
         raise ValueError(f"{path} is not valid: {error}") from None
-    return settings

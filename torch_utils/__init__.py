@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 _NAMES_IN = {
     "_cleanup": "SafePyTorchCleanup",
-    "errors": "CleanupError ModelInUseError ModelProcessError NoRoomError ReleasedError "
-    "ResourceClosedError SignalError TorchUtilsError UnknownModelError",
+    "errors": "CleanupError ModelInUseError ModelProcessError NoRoomError "
+    "ReleasedError ResourceClosedError SignalError TorchUtilsError UnknownModelError",
     "hosting.host": "HostStatus ModelHost",
     "hosting.pool": "ModelPool",
     "hosting.sleep": "Offloaded offload",

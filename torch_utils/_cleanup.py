@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Callable
 from contextlib import AsyncContextDecorator, ContextDecorator, suppress
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from typing import Any, TypeVar
 
 from torch_utils._memory import query
 from torch_utils._oom import clear_exception_frames, is_out_of_memory
-from torch_utils._release.objects import kind_of, name_of, roots_of
-from torch_utils._release.run import Collect, Release
+from torch_utils._registry import REGISTRY
+from torch_utils._release.objects import Kinds, is_instance, name_of
+from torch_utils._release.roots import roots_of
+from torch_utils._release.run import Collect, Options, Release, place_of_caller
 from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource, add_note, takes_precedence
 from torch_utils._runtime import is_shutting_down, loaded_torch
@@ -27,49 +30,103 @@ F = TypeVar("F", bound=Callable[..., Any])
 Self = TypeVar("Self", bound="SafePyTorchCleanup")
 
 
+class _Step:
+    """A function to call at the end of a block, or an object to release.
+
+    An open resource is kept by its entry in the registry, and so only until it is closed.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[[], Any] | None = None, thing: Any = None
+    ) -> None:
+        self._name, self._function = name, function
+        self._find: Callable[[], Any] = lambda: thing
+        self._entry = REGISTRY.get(id(thing)) if is_instance(thing, Resource) else None
+        if self._entry is not None:
+            self._entry.kept, self._find = thing, weakref.ref(thing)
+
+    def bind(self, work: Release) -> tuple[str, Callable[[], Any]]:
+        """Return the arguments of `Release.call`. They do not refer to this step."""
+        if self._function is not None:
+            return self._name, self._function
+        thing = self._find()
+        if self._entry is not None:
+            self._entry.kept = None
+        return self._name, functools.partial(work.empty, [thing], were_accepted=True)
+
+
 @dataclass(eq=False, repr=False)
 class _Block(Resource):
     """The steps of one ``with`` block's cleanup. Closing it runs them, the newest first.
 
     Attributes:
-        steps: Names and functions.
+        options: How to release.
+        place: Where the block is, in messages.
+        steps: Objects to release, and functions to call, with their names.
         flags: torch's global flags at the start of the block.
         exception: The exception of the block.
+        work: The release, once it has begun.
         is_open: Whether steps can be added.
     """
 
-    work: Release
-    steps: list[tuple[str, Callable[[], Any]]]
+    options: Options
+    place: str
+    steps: list[_Step]
     flags: dict[str, Any]
     exception: BaseException | None = None
+    work: Release | None = None
     report: CleanupReport | None = None
     pid: int = field(default_factory=os.getpid)
     is_open: bool = True
 
+    def begin(self) -> Release:
+        """Return the release of this block, which begins with its first step."""
+        if self.work is None:
+            self.work = Release(self.options, self.place)
+        return self.work
+
+    def add(self, step: _Step) -> None:
+        """Add a step.
+
+        Raises:
+            TorchUtilsError: The block has ended in another thread.
+        """
+        self.steps.append(step)
+        if not self.is_open:  # The last look at the steps comes after this becomes False.
+            try:
+                self.steps.remove(step)
+            except ValueError:
+                return  # The end of the block has taken it.
+            raise _not_open()
+
     def _release(self) -> None:
-        work = self.work
-        work.start()
-        while self.steps:
-            work.call(*self.steps.pop())  # A variable would keep the arguments alive.
-        self.is_open = False
+        work = self.begin()
+        while self.is_open or self.steps:
+            self.is_open = bool(self.steps)
+            if self.steps:
+                work.call(*self.steps.pop().bind(work))
         exc = None if is_shutting_down() else self.exception
-        if exc is not None and is_out_of_memory(exc):
+        is_memory_error = exc is not None and is_out_of_memory(exc)
+        if exc is not None and is_memory_error:
             clear_exception_frames(exc)
-            work.empties_all = work.collects_all = True  # for what the frames held
         if self.flags:
             _restore_flags(self.flags)
-        self.report = work.finish()
+        self.report = work.report(after_memory_error=is_memory_error)
 
     async def run_all(self) -> None:
-        """Run the steps in an event loop, and await their results."""
+        """Run the steps in an event loop, and await their results.
+
+        Raises:
+            BaseException: A signal handler raised it meanwhile.
+        """
+        work, interrupts = self.begin(), list[BaseException]()
         while self.steps:
             result = None
             try:
                 with DeferredSignals():
-                    self.work.start()
-                    result = self.work.call(*self.steps.pop(), awaits=True)
+                    result = work.call(*self.steps.pop().bind(work), awaits=True)
             except BaseException as interrupt:  # Raised by a signal's handler.
-                self.work.failed("a callback", interrupt)
+                interrupts.append(interrupt)
             if not inspect.isawaitable(result):
                 continue
             try:
@@ -78,12 +135,14 @@ class _Block(Resource):
                 raise  # The coroutine is being closed and can no longer await.
             except BaseException as error:
                 # A step failed or was cancelled; the others run nevertheless.
-                self.work.failed("a callback", error)
+                work.failed("a callback", error)
+        if interrupts:
+            raise interrupts.pop(0)
 
     def raise_errors(self, is_strict: bool) -> None:
         """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
         exc, self.exception = self.exception, None
-        errors = self.work.errors
+        errors = [] if self.work is None else self.work.errors
         if exc is not None:
             for error in errors:
                 add_note(exc, f"the cleanup after this also failed: {repr_of(error)}")
@@ -151,9 +210,8 @@ class SafePyTorchCleanup:
         strict: bool = False,
     ) -> None:
         self._resources = resources
-        self._options: Any = {"collect": collect, "trim_host": trim_host, "thorough": thorough}
-        Release(**self._options)  # It checks them.
-        roots_of(resources, kind_of, f"{type(self).__name__}()")
+        self._options = Options(collect, trim_host, thorough=thorough)
+        roots_of(resources, Kinds(), f"{type(self).__name__}()")
         self._restores_flags, self._strict = restore_flags, strict
         self.report: CleanupReport | None = None
 
@@ -174,9 +232,8 @@ class SafePyTorchCleanup:
         """
         if close is None:
             block = self._open_block()
-            roots_of([obj], kind_of, "manage()")
-            release = functools.partial(block.work.run, [obj], is_again=True)
-            block.steps.append((name_of(type(obj)), release))
+            roots_of([obj], Kinds(), "manage()")
+            block.add(_Step(name_of(type(obj)), thing=obj))
         else:
             is_given = callable(close) and _needs_argument(close, obj)
             self.callback(close, *([obj] if is_given else []))
@@ -201,17 +258,14 @@ class SafePyTorchCleanup:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {fn!r}; pass it without calling it")
         name = getattr(fn, "__qualname__", repr(fn))
-        block.steps.append((name, functools.partial(fn, *args, **kwargs)))
+        block.add(_Step(name, functools.partial(fn, *args, **kwargs)))
         return fn
 
     def __enter__(self: Self) -> Self:
         with DeferredSignals():
-            work = Release(**self._options)
-            steps: list[Any] = []
-            for each in self._resources:
-                release = functools.partial(work.run, [each], is_again=True)
-                steps.append((name_of(type(each)), release))
-            block = _Block(work, steps, _read_flags() if self._restores_flags else {})
+            steps = [_Step(name_of(type(one)), thing=one) for one in self._resources]
+            flags = _read_flags() if self._restores_flags else {}
+            block = _Block(self._options, place_of_caller(), steps, flags)
             # Atomic, because two threads may enter the same scope.
             if vars(self).setdefault("_block", block) is block:
                 return self
@@ -233,7 +287,7 @@ class SafePyTorchCleanup:
         finally:
             self.report = block.report or self.report
             vars(self).pop("_block", None)
-            if block.work.errors:
+            if block.work is not None and block.work.errors:
                 block.raise_errors(self._strict)
             block.exception = None
 
@@ -246,8 +300,14 @@ class SafePyTorchCleanup:
             # If the coroutine is being closed, it can no longer await.
             if block is not None and not isinstance(exc, GeneratorExit):
                 await block.run_all()
+        except BaseException as interrupt:  # A signal was delivered meanwhile.
+            exc = interrupt
+            raise
         finally:
-            self.__exit__(exc_type, exc, trace)
+            try:
+                self.__exit__(exc_type, exc, trace)
+            finally:
+                exc = None  # A cycle.
 
     def __call__(self, function: F) -> F:
         """Decorate a function or a coroutine function.
@@ -283,10 +343,14 @@ class SafePyTorchCleanup:
     def _open_block(self) -> _Block:
         block, name = self._block, type(self).__name__
         if block is None or not block.is_open:
-            raise TorchUtilsError(f"this {name} is not open; use it inside its with block")
+            raise _not_open(name)
         if block.pid != os.getpid():
             raise TorchUtilsError(f"this {name} is of the parent process; open another one here")
         return block
+
+
+def _not_open(name: str = "SafePyTorchCleanup") -> TorchUtilsError:
+    return TorchUtilsError(f"this {name} is not open; use it inside its with block")
 
 
 def _needs_argument(function: Callable[..., Any], obj: Any) -> bool:

@@ -97,6 +97,9 @@ BACKENDS = ("cuda", "xpu", "mps")
 """Kinds of devices, the preferred first."""
 
 
+_AUTOCAST = ("cpu", *BACKENDS)
+
+
 def devices_in_use(backend: str, torch: Any) -> list[int]:
     """Return the indices of a backend's devices that this process uses. Never raises."""
     try:
@@ -319,6 +322,32 @@ def trim_host() -> bool:
     except (OSError, AttributeError) as error:
         log(DEBUG, "host heap not trimmed: %r", error)
         return False
+
+
+def is_resident(address: int, nbytes: int) -> bool:
+    """Return whether most pages of an area of memory are in use by this process (Linux)."""
+    ctypes: Any = sys.modules.get("ctypes")
+    first = -(-address // _PAGE_BYTES)
+    pages = (address + nbytes) // _PAGE_BYTES - first
+    if ctypes is None or pages < 1 or not sys.platform.startswith("linux"):
+        return False
+    found = (ctypes.c_ubyte * pages)()
+    where = ctypes.c_void_p(first * _PAGE_BYTES), ctypes.c_size_t(pages * _PAGE_BYTES)
+    failed = ctypes.CDLL(None).mincore(*where, found)  # ENOMEM: nothing is mapped there.
+    return not failed and bytes(found).count(1) > pages / 2
+
+
+def clear_autocast_cache() -> bool:
+    """Clear the copies of weights that autocast keeps in this thread, if it is on.
+
+    Elsewhere there are none, and torch's lock of them may hang in a forked child.
+    """
+    torch: Any = loaded_torch()
+    ask = getattr(torch, "is_autocast_enabled", None)
+    if ask is None or not any(query(functools.partial(ask, one), False, one) for one in _AUTOCAST):
+        return False
+    torch.clear_autocast_cache()
+    return True
 
 
 def clear_caches_of_torch() -> None:

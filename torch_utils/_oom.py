@@ -81,8 +81,8 @@ def clear_exception_frames(exc: BaseException) -> int:
     """Clear the local variables of all frames that an exception keeps alive.
 
     The traceback still prints as before. Frames that are still running keep their variables, as do
-    those of generators and coroutines that handled the exception and continue. In Python 3.10 the
-    frames of all generators and coroutines are kept. Safe from any thread.
+    those of generators and coroutines that handled the exception and continue. Safe from any
+    thread.
 
     Args:
         exc: The exception. Its causes, contexts and group members are cleared as well.
@@ -101,8 +101,7 @@ def clear_frame(frame: FrameType) -> bool:
     """
     if frame.f_code.co_flags & _SUSPENDABLE and sys.version_info < (3, 13):
         # A frame refers to its code for the garbage collector once no generator owns it.
-        owns_code = any(referent is frame.f_code for referent in gc.get_referents(frame))
-        if sys.version_info < (3, 11) or not owns_code:
+        if not any(referent is frame.f_code for referent in gc.get_referents(frame)):
             return False
     try:
         frame.clear()
@@ -179,9 +178,9 @@ def find_batch_size(
     Raises:
         RuntimeError: "No executable batch size found": even a batch size of 1 does not fit. The
             cause is the exception of the last try.
-        TypeError: ``function`` is not callable, or is a generator function, which cannot be
-            repeated after it has yielded. The decorated function raises it if its call passes a
-            batch size.
+        TypeError: ``function`` is not callable, is a method, whose first argument is ``self``, or
+            is a generator function, which cannot be repeated after it has yielded. The decorated
+            function raises it if its call passes a batch size.
         ValueError: ``factor`` is not between 0 and 1, ``starting_batch_size`` is not a whole number
             of at least 0, or ``reduce_batch_size_fn`` returned a size that is not smaller.
     """
@@ -197,6 +196,12 @@ def find_batch_size(
         raise TypeError(
             f"find_batch_size must decorate a function that returns its whole result, got "
             f"{function!r}; pass the first batch size as starting_batch_size="
+        )
+    arguments = function.__code__.co_varnames if inspect.isfunction(function) else ()
+    if arguments[:1] == ("self",):
+        raise TypeError(
+            f"find_batch_size would pass the batch size as self of {function.__qualname__}(); "
+            "decorate a function inside the method, or find_batch_size(self.method)"
         )
     size = _Size(function, starting_batch_size, factor, reduce_batch_size_fn)
     if inspect.iscoroutinefunction(function):

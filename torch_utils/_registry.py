@@ -52,7 +52,7 @@ def ensure_ran(result: Any) -> Any:
         result.close()  # Otherwise Python warns that it was never awaited.
     raise TypeError(
         f"{result.__qualname__}() has to be awaited or iterated, so it did not run; use a plain "
-        "function, or `async with` and callback()"
+        "function, or in a scope `async with` and callback()"
     )
 
 
@@ -153,6 +153,7 @@ class Entry:
     Attributes:
         thread: The thread that closes it.
         raised: The id of the release's exception. The exception itself would keep frames alive.
+        kept: The owner, if a scope keeps it until it is closed.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class Entry:
         self.pid = getpid()
         self.thread: int | None = None
         self.raised: int | None = None
+        self.kept: Any = None
         self._is_finished = False
         self._claim = allocate_lock()
 
@@ -205,6 +207,7 @@ class Entry:
                             ensure_ran(self.release(subject))
                         finally:
                             self._is_finished = True
+                            self.kept = None
                             REGISTRY.discard(self)
                         return True
                     except BaseException as error:

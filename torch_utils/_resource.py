@@ -8,7 +8,6 @@ import weakref
 from _thread import get_ident
 from collections.abc import Callable
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any, ClassVar, NoReturn, TypeVar
 from warnings import warn
 
@@ -17,6 +16,7 @@ from torch_utils._runtime import early_bound, is_shutting_down
 from torch_utils.errors import ResourceClosedError, repr_of
 
 Self = TypeVar("Self", bound="Resource")
+CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200  # As in `inspect`.
 I = TypeVar("I", bound=Callable[..., None])  # noqa: E741  (of an initialiser)
 
 
@@ -49,8 +49,8 @@ class Resource:
     and a call from inside `_release` returns immediately. Forks: a forked child never releases its
     parent's resources; it may open and close its own. Resources cannot be copied or pickled.
 
-    `_release` must not be a coroutine function or a generator function: closing raises TypeError.
-    `close` must not be overridden: the class statement raises TypeError. Do not override
+    `_release` must not be a coroutine function or a generator function, and `close` must not be
+    overridden: the class statement raises TypeError. Do not override
     ``__del__``; a subclass that must do so has to call this one. If a destructor closes the
     resource and a deferred signal handler raises, Python prints that exception and continues, as it
     does in every destructor.
@@ -65,8 +65,17 @@ class Resource:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not cls.close.__module__.startswith("torch_utils."):
-            raise TypeError(f"{cls.__name__} must not override close(), but override _release()")
+        if not (getattr(cls.close, "__module__", None) or "").startswith("torch_utils."):
+            raise TypeError(
+                f"{cls.__name__} must not override close(), but override _release(); if another "
+                "base has the close(), put Resource before it"
+            )
+        code = getattr(cls._release, "__code__", None)
+        if code is not None and code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR | CO_GENERATOR):
+            raise TypeError(
+                f"{cls.__name__}._release() must be a plain function, not a coroutine function or "
+                "a generator function, because destructors and the exit callback call it"
+            )
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
         """Create and register the object, before its ``__init__`` acquires anything."""
@@ -76,9 +85,6 @@ class Resource:
             self = super().__new__(cls)
         else:
             self = super().__new__(cls, *args, **kwargs)
-        # `ray.remote` makes a subclass, and an instance of it whose `__init__` never runs.
-        if "ray.actor" in map(attrgetter("__module__"), cls.__mro__):
-            return self
         owner, at_exit = weakref.ref(self), cls.close_at_exit
         REGISTRY.add(Entry(id(self), cls.__name__, owner, cls._release, at_exit))
         return self
@@ -181,10 +187,9 @@ def takes_precedence(error: BaseException, exc: BaseException | None) -> bool:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an exception; tracebacks show it from Python 3.11 on. Never raises."""
-    # As `add_note` does, which Python 3.10 lacks. A class of the program may refuse notes.
-    with suppress(Exception):
-        vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), note]
+    """Add a note to an exception. Never raises."""
+    with suppress(Exception):  # A class of the program may refuse notes.
+        error.add_note(note)
 
 
 def closes_on_error(init: I) -> I:

@@ -180,7 +180,11 @@ FALLBACKS = {
     "_C._storage_Use_Count": "models cannot sleep and are unloaded instead",
     "Tensor._use_count": "models cannot sleep and are unloaded instead",
     "_C._is_cached_tensor": "outputs of compiled code's CUDA graphs are errors",
+    "_C._storage_address": "the search for holders takes longer",
+    "_C._FunctionBase": "no autograd graph is named as a holder",
+    "_C.ScriptObject": "packed weights cause no garbage collection",
     "UntypedStorage._weak_ref": "storages are not counted",
+    "UntypedStorage._expired": "storages are not counted",
     "UntypedStorage._cdata": "storages are not counted",
     "_C._cuda_hasPrimaryContext": "devices are in use if they hold memory",
     "cuda._get_nvml_device_index": "cards are described in the order of NVML",
@@ -201,6 +205,12 @@ def private(torch: Any, name: str) -> Any | None:
     for attribute in name.split("."):
         torch = getattr(torch, attribute, None)
     return torch
+
+
+def has_gil() -> bool:
+    """Return whether only one thread runs Python code at a time."""
+    is_enabled = getattr(sys, "_is_gil_enabled", None)
+    return is_enabled is None or bool(is_enabled())
 
 
 def reference_counts(things: list[Any]) -> list[int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_utils._memory import memory_snapshot
+from torch_utils._registry import ensure_ran
 from torch_utils._runtime import loaded_torch
 
 
@@ -84,7 +85,7 @@ def measure(
         One entry for each measured call.
 
     Raises:
-        TypeError: ``fn`` is not callable.
+        TypeError: ``fn`` is not callable, or is a coroutine function or a generator function.
         ValueError: ``warmup`` is negative, ``repeat`` is not positive, or torch lacks the device.
     """
     if not callable(fn):
@@ -92,11 +93,11 @@ def measure(
     if warmup < 0 or repeat < 1:
         raise ValueError(f"warmup must be >= 0 and repeat >= 1, got {warmup} and {repeat}")
     for _ in range(warmup):
-        fn(*args)
+        ensure_ran(fn(*args))
     result = Measurement()
     for _ in range(repeat):
         with measuring(device) as once:
-            fn(*args)
+            ensure_ran(fn(*args))
         result.device = once.device
         result.host_s += once.host_s
         result.device_s += once.device_s

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,31 +49,15 @@ class SignalError(TorchUtilsError, ValueError):
     """A signal handler cannot be installed in this thread or for this signal."""
 
 
-if sys.version_info >= (3, 11):
+class CleanupError(TorchUtilsError, ExceptionGroup[Exception]):
+    """Steps of a cleanup failed; raised only with ``strict=True``.
 
-    class CleanupError(TorchUtilsError, ExceptionGroup[Exception]):  # noqa: F821
-        """Steps of a cleanup failed; raised only with ``strict=True``.
+    It is an `ExceptionGroup`, so ``except*`` and ``.exceptions`` work.
+    """
 
-        It is an `ExceptionGroup`, so ``except*`` and ``.exceptions`` work.
-        """
-
-        def derive(self, excs: Sequence[Exception], /) -> CleanupError:  # type: ignore[override]
-            """Return a group of this type for ``except*``."""
-            return CleanupError(self.message, excs)
-
-else:  # Python 3.10 has no exception groups: the same two attributes, without ``except*``.
-
-    class CleanupError(TorchUtilsError):
-        """Steps of a cleanup failed; raised only with ``strict=True``."""
-
-        def __init__(self, message: str, exceptions: Sequence[Exception]) -> None:
-            super().__init__(message, list(exceptions))
-            self.message = message
-            self.exceptions = tuple(exceptions)
-
-        def __str__(self) -> str:
-            causes = "; ".join(f"{type(error).__name__}: {error}" for error in self.exceptions)
-            return f"{self.message}: {causes}"
+    def derive(self, excs: Sequence[Exception], /) -> CleanupError:  # type: ignore[override]
+        """Return a group of this type for ``except*``."""
+        return CleanupError(self.message, excs)
 
 
 def repr_of(error: BaseException) -> str:

@@ -169,8 +169,8 @@ def test_error_without_a_temporary_folder_names_the_variable(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("python", other_pythons().values())
-def test_checker_runs_on_every_python_from_3_10(python: str, tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").touch()  # 3.10 cannot read this project's without tomli.
+def test_checker_runs_on_every_python(python: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.clean-exit]\ntimeout = 100\n")
     command = [python, "-m", "clean_exit", "-q", python, "-c", "print(1)"]
     done = run_command(command, cwd=tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)

@@ -8,13 +8,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support.clean_exit import CHECKER, ENVIRONMENT, lint_main, main, run_command
-from tests.support.other_pythons import other_pythons
 from tests.support.waiting import is_there, wait_for
 from torch_utils import __version__
 
@@ -257,12 +255,7 @@ def test_wrong_usage_gets_one_line(line: str, printed: str, usage: Usage, tmp_pa
 
 # The table in pyproject.toml
 
-needs_a_parser = pytest.mark.skipif(
-    not (find_spec("tomllib") or find_spec("tomli")), reason="there is no parser of TOML"
-)
 
-
-@needs_a_parser
 @pytest.mark.parametrize(
     ("table", "printed"),
     [
@@ -283,18 +276,6 @@ def test_wrong_setting_gets_one_line_with_the_file(
     assert printed in message
     assert str(tmp_path / "pyproject.toml") in message
     assert message.count("\n") == 1, message
-
-
-def test_settings_on_python_3_10_need_tomli(tmp_path: Path) -> None:
-    """Files without the table need no parser."""
-    python = {f"3.{sys.version_info[1]}": sys.executable, **other_pythons()}.get("3.10")
-    if python is None:
-        pytest.skip("there is no Python 3.10")
-    code = "import sys; sys.modules['tomli'] = None; from clean_exit.cli import main; main()"
-    for table, needs in (("[tool.clean-exit]\ntimeout = 3\n", True), ("[tool.x\ny = \n", False)):
-        (tmp_path / "pyproject.toml").write_text(table)
-        done = run_command([python, "-c", code, "-q", "true"])
-        assert ("Python 3.10 needs tomli" in done.stderr, done.returncode == 125) == (needs, needs)
 
 
 @pytest.mark.slow

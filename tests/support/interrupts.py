@@ -126,8 +126,7 @@ def interrupt_everywhere(
         try:
             check(place)
         except BaseException as error:
-            if sys.version_info >= (3, 11):
-                error.add_note(f"interrupted at {place}")
+            error.add_note(f"interrupted at {place}")
             raise
         # A check may run its program in a forked child, and say what has happened there.
         assert place.runs == 1 or place.delivered, f"run() was called {place.runs} times, not once"

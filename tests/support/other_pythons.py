@@ -1,4 +1,4 @@
-"""Find the other Pythons of this machine, from 3.10 on."""
+"""Find the other Pythons of this machine, from 3.11 on."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-OLDEST = (3, 10)
+OLDEST = (3, 11)
 
 
 @functools.lru_cache
 def other_pythons() -> dict[str, str]:
     """Return the path of one interpreter for each other minor version, by its name."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    # By the names of their folders, such as 3.10.13, those that cannot be wanted are not started.
+    # By the names of their folders, such as 3.11.7, those that cannot be wanted are not started.
     candidates = {
         str(path): ".".join(path.parts[-3].split(".")[:2])
-        for path in sorted(pyenv.glob("3.1*/bin/python"))
+        for path in sorted(pyenv.glob("3.1[1-9]*/bin/python"))
     }
-    for n in range(10, 20):
+    for n in range(OLDEST[1], 20):
         candidates |= {path: f"3.{n}" for path in [shutil.which(f"python3.{n}")] if path}
     this = f"3.{sys.version_info.minor}"
     found: dict[str, str] = {}

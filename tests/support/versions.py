@@ -1,12 +1,13 @@
 """Run the tests with the oldest and the newest packages that pyproject.toml allows, and count.
 
 uv makes an environment for each row of the table. Those with torch take gigabytes, because PyPI's
-torch includes CUDA's libraries. The argument names a folder that keeps the environments.
-``ROWS="oldest newest"`` updates only these rows.
+torch includes CUDA's libraries. ``python -m tests.support.versions oldest newest`` updates these
+rows only. ``--keep FOLDER`` keeps the environments.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -22,17 +23,17 @@ EXTRAS = "[rag,pdf,model,service]"
 WITHOUT_TORCH = ["tests/torch_utils", "tests/clean_exit"]
 # For each row: its Python, its extras, uv's options for them, and its tests.
 ROWS: dict[str, tuple[str, str, list[str], list[str]]] = {
-    "oldest": ("3.10", EXTRAS, ["--resolution", "lowest-direct"], ["tests"]),
+    "oldest": ("3.11", EXTRAS, ["--resolution", "lowest-direct"], ["tests"]),
     "gpu": (
         "3.12",
         EXTRAS,
         ["torch==2.11.0", "sentence-transformers==6.0.0"],
         ["tests"],
     ),
-    "newest": ("3.13", EXTRAS, [], ["tests"]),
+    "newest": ("3.14", EXTRAS, [], ["tests"]),
     **{
         f"without-torch-{version}": (version, "", [], WITHOUT_TORCH)
-        for version in ("3.10", "3.11", "3.12", "3.13", "3.14")
+        for version in ("3.11", "3.12", "3.13", "3.14")
     },
 }
 PACKAGES = ("torch", "numpy", "sentence-transformers", "transformers", "faiss-cpu", "fastapi")
@@ -87,16 +88,23 @@ def packages_of(python: Path) -> dict[str, str]:
     return found
 
 
-def main(folder_to_keep: str | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Update the table; return 1 if a test failed."""
     from benchmarks.results_file import write
 
-    chosen = os.environ.get("ROWS", " ".join(ROWS)).split()
+    parser = argparse.ArgumentParser(prog="python -m tests.support.versions")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the environments there")
+    options = parser.parse_args(arguments)
+    chosen = options.rows or [*ROWS]
+    if unknown := [row for row in chosen if row not in ROWS]:
+        parser.error(f"unknown rows {unknown}; choose from {', '.join(ROWS)}")
     path = ROOT / "benchmarks" / "results" / f"{RESULT}.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else {}
+    rows = {name: row for name, row in rows.items() if name in ROWS}
     for row in chosen:
         with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(folder_to_keep or temporary, row).absolute()
+            folder = Path(options.keep or temporary, row).absolute()
             python = make_environment(row, folder)
             outcomes = run_tests(python, ROWS[row][3], folder / "report.xml")
             failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
@@ -108,4 +116,4 @@ def main(folder_to_keep: str | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -150,7 +149,7 @@ def test_invalid_sizes_and_factors_are_refused_when_decorating() -> None:
 
 
 def test_coroutine_functions_are_awaited() -> None:
-    """The tensor of a failed try, in a coroutine's frame, is freed from Python 3.11 on."""
+    """The tensor of a failed try, in a coroutine's frame, is freed."""
     storages: list[StorageWeakRef] = []
     gone: list[bool] = []
 
@@ -170,7 +169,7 @@ def test_coroutine_functions_are_awaited() -> None:
 
     async def main() -> None:
         assert await work("x") == "x 2"
-        assert gone == [sys.version_info >= (3, 11)] * 2
+        assert gone == [True, True]
         assert await work("y") == "y 2"
         assert await find_batch_size(functools.partial(work.__wrapped__, text="z"), 4)() == "z 2"  # type: ignore[attr-defined]
 
@@ -192,3 +191,19 @@ def test_generator_functions_are_refused() -> None:
         for decorate in (find_batch_size, find_batch_size(starting_batch_size=4)):
             with pytest.raises(TypeError, match="returns its whole result"):
                 decorate(function)
+
+
+def test_method_is_refused() -> None:
+    """Its first argument is the object, not the batch size."""
+
+    class Trainer:
+        def train(self, batch_size: int) -> int:
+            return batch_size
+
+        @staticmethod
+        def fit(batch_size: int) -> int:
+            return batch_size
+
+    with pytest.raises(TypeError, match=r"batch size as self of .*Trainer.train\(\)"):
+        find_batch_size(Trainer.train)
+    assert find_batch_size(Trainer().train)() == find_batch_size(Trainer.fit)() == 128

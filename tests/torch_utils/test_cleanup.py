@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import types
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.counted_resource import Counted
 from tests.support.programs import output_of
 from tests.support.releasing import weak
 from tests.support.threads import in_threads
@@ -82,8 +84,7 @@ def test_strict_raises_failures_as_a_group_or_notes_on_the_error_of_the_block(er
         return
     assert str(caught.value).startswith("2 steps of the cleanup failed")
     assert {type(e) for e in caught.value.exceptions} == {ValueError, OSError}
-    if sys.version_info >= (3, 11):
-        assert caught.value.subgroup(OSError).exceptions[0].args == ("b",)
+    assert caught.value.subgroup(OSError).exceptions[0].args == ("b",)
 
 
 def test_failing_callback_is_logged_once_skips_nothing_and_keeps_no_argument_alive(
@@ -431,3 +432,74 @@ def test_close_function_gets_the_object_if_it_needs_it() -> None:
         with pytest.raises(TypeError, match="or with the object alone"):
             scope.manage(object(), close=lambda first, second: None)
     assert (handles, lock.locked(), closed) == ([], True, [1])
+
+
+def test_scope_keeps_no_resource_that_was_closed_meanwhile() -> None:
+    with SafePyTorchCleanup() as scope:
+        handles = [scope.manage(Counted()) for _ in range(20)]
+        kept = [weakref.ref(handle) for handle in handles]
+        handles.clear()
+        assert None not in [find() for find in kept], "what is open is kept"
+        for find in kept[:15]:
+            find().close()
+        assert [find() is None for find in kept] == [True] * 15 + [False] * 5
+    assert [find() for find in kept] == [None] * 20
+
+
+@pytest.mark.usefixtures("hasty")
+def test_what_another_thread_adds_at_the_end_is_refused_or_released() -> None:
+    class Thing:
+        def __init__(self) -> None:
+            self.closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    def add(scope: SafePyTorchCleanup, accepted: list[Thing]) -> None:
+        with contextlib.suppress(TorchUtilsError):
+            for _ in range(200):
+                thing = Thing()
+                scope.manage(thing)
+                accepted.append(thing)
+
+    for _ in range(50):
+        accepted: list[Thing] = []
+        scope = SafePyTorchCleanup()
+        with scope:
+            threads = [threading.Thread(target=add, args=(scope, accepted)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            while not accepted:
+                pass
+        for thread in threads:
+            thread.join()
+        assert {thing.closed for thing in accepted} == {1}
+
+
+def test_async_scope_raises_what_a_signal_handler_raises() -> None:
+    """After all steps, as a plain block does."""
+
+    class Stop(Exception):
+        pass
+
+    def handle(*_: Any) -> None:
+        raise Stop
+
+    class Thing:
+        def close(self) -> None:
+            closed.append(1)
+            signal.raise_signal(signal.SIGUSR1)
+
+    async def main() -> None:
+        async with SafePyTorchCleanup() as scope:
+            scope.manage(Thing())
+            scope.manage(Thing())
+
+    closed: list[int] = []
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(Stop):
+            asyncio.run(main())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert closed == [1, 1]

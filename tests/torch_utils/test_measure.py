@@ -118,3 +118,15 @@ def test_wrong_arguments_of_measure_and_incomplete_measurements_are_refused() ->
         with measuring("cpu") as result:
             pass
     assert len(result.host_s) == 1
+
+
+def test_what_has_to_be_awaited_is_not_measured() -> None:
+    async def embed() -> None: ...
+
+    def batches() -> Any:
+        yield
+
+    for function in (embed, batches):
+        for warmup in (0, 1):
+            with pytest.raises(TypeError, match=r"\(\) has to be awaited or iterated"):
+                measure(function, warmup=warmup, repeat=1)

@@ -40,6 +40,7 @@ SHAPES: list[BaseException] = [
     chained(MemoryError(), "cause"),
     chained(MemoryError(), "context"),
     chained(chained(MemoryError(), "context"), "cause"),
+    ExceptionGroup("g", [ValueError("x"), ExceptionGroup("h", [MemoryError()])]),
 ]
 
 
@@ -49,10 +50,8 @@ LOOK_ALIKES: list[BaseException] = [
     OSError(errno.ENOSPC, "No space left on device"),
     RuntimeError("unable to mmap 4 bytes from file </torch_1_2>: Permission denied (13)"),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    ExceptionGroup("g", [ValueError("out of memory")]),
 ]
-if sys.version_info >= (3, 11):
-    SHAPES.append(ExceptionGroup("g", [ValueError("x"), ExceptionGroup("h", [MemoryError()])]))
-    LOOK_ALIKES.append(ExceptionGroup("g", [ValueError("out of memory")]))
 
 
 def test_memory_errors_are_recognised_and_look_alikes_are_not() -> None:
@@ -153,9 +152,7 @@ for run in (lambda: list(ending()), lambda: asyncio.run(awaiting())):
     except MemoryError as error:
         assert FAILED[0]() is not None
         clear_exception_frames(error)
-        # Python 3.10 does not say which frames of generators and coroutines have ended.
-        known = sys.version_info >= (3, 11)
-        assert [reference() is None for reference in FAILED] == [known, True]
+        assert [reference() is None for reference in FAILED] == [True, True]
 """
 
 
@@ -166,7 +163,6 @@ def test_frames_of_live_generators_are_kept(version: str) -> None:
     assert_clean(run(SURVIVORS, python={"this": sys.executable, **other_pythons()}[version]))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="keeps frames of generators")
 def test_clear_exception_frames_clears_closures() -> None:
     """A cleared frame keeps its function, and that its closure."""
 

@@ -11,6 +11,7 @@ import gc
 import inspect
 import pickle
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -179,7 +180,9 @@ def test_class_must_override_release_and_not_close() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_async_or_generator_release_raises() -> None:
+def test_class_with_an_async_or_generator_release_is_refused() -> None:
+    """At exit, nothing could await it."""
+
     async def coroutine(self: Any) -> None: ...
 
     def generator(self: Any) -> Any:
@@ -189,11 +192,24 @@ def test_async_or_generator_release_raises() -> None:
         yield
 
     for function in (coroutine, generator, both):
-        resource = type("Late", (Resource,), {"_release": function})()
-        with pytest.raises(TypeError, match="has to be awaited"):
-            resource.close()
-        assert resource.closed
-    gc.collect()
+        with pytest.raises(TypeError, match=r"Late._release\(\) must be a plain function"):
+            type("Late", (Resource,), {"_release": function})
+    returns = type("Late", (Resource,), {"_release": lambda self: coroutine(self)})()
+    with pytest.raises(TypeError, match="has to be awaited"):
+        returns.close()
+    assert returns.closed
+
+
+def test_base_with_a_close_before_resource_is_refused_with_advice() -> None:
+    with pytest.raises(TypeError, match="put Resource before it"):
+        type("Database", (sqlite3.Connection, Resource), {"_release": lambda self: None})
+    kind: Any = type(
+        "Database", (Resource, sqlite3.Connection), {"_release": sqlite3.Connection.close}
+    )
+    with kind(":memory:") as database:
+        database.execute("select 1")
+    with pytest.raises(sqlite3.ProgrammingError):
+        database.execute("select 1")
 
 
 def test_resource_cannot_be_copied() -> None:
@@ -370,25 +386,3 @@ begun.wait()
 """)
     assert result.returncode == 0, str(result)
     assert sorted(result.stdout.split()) == ["one", "two"]
-
-
-def test_instance_that_ray_makes_for_a_class_is_not_released() -> None:
-    """`ray.remote` creates an object of a class of its own, without ``__init__``."""
-    output = output_of("""
-import sys, types
-from torch_utils import Resource
-
-class Model(Resource):
-    def __init__(self):
-        self.name = "model"
-    def _release(self):
-        print(self.name, flush=True)
-
-ray = types.ModuleType("ray.actor")
-class Actor:
-    __module__ = "ray.actor"
-    def __init__(self): pass
-class Remote(Actor, Model): pass
-phantom, model = Remote(), Model()
-""")
-    assert output == "model\n"

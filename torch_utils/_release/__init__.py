@@ -1,5 +1,6 @@
 """release(): empty what is passed, and let reference counts decide about the rest.
 
-`run` has the steps, `counting` counts the memory by weak references and finds what still holds it,
-and only `objects` reads and empties foreign objects.
+`run` has the steps. `roots` decides what may be passed, `graph` which of the objects in it go,
+`emptying` empties, `storages` counts the memory, and `holders` finds what holds the rest. Only
+`objects` reads foreign objects.
 """

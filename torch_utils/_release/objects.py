@@ -1,53 +1,62 @@
-"""Read foreign objects without running any of their code, and empty them.
+"""Read foreign objects without running any of their code.
 
 `isinstance`, `hasattr`, iteration, equality and attributes may call code of the program, which may
 be slow or have side effects. So classes are compared by identity, containers are read by the
-methods of the built-in classes, and attributes come from the instance's dictionary and slots.
-
-A released object is a tombstone, which raises one clear error on any further use. Destructors,
-debuggers and pretty-printers may still inspect it by `hasattr`, truth value or `repr`. For them,
-reading an attribute raises an AttributeError as well.
+methods of the built-in classes, and attributes come from the instance's dictionary and slots. What
+an object refers to is what it shows the garbage collector.
 """
 
 from __future__ import annotations
 
+import builtins
 import sys
 import types
-from abc import ABCMeta
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from gc import get_referents, is_tracked
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
-from torch_utils._runtime import cuda_is_of_parent, early_bound, private, whole_torch
-from torch_utils.errors import ReleasedAttributeError, ReleasedError
+from torch_utils._runtime import private, whole_torch
 
 bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 """Return a class and its bases."""
+_contents_of: Any = vars(types.ModuleType)["__dict__"].__get__
 _module_of = type.__dict__["__module__"].__get__
 _name_of = type.__dict__["__name__"].__get__
+_flags_of = type.__dict__["__flags__"].__get__
 class_contents = type.__dict__["__dict__"].__get__
 """Return the attributes that a class itself defines, as a mapping proxy."""
 
 _SEQUENCES = (list, tuple, set, frozenset, deque)
-_FUNCTIONS = (
+FUNCTIONS = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial),
     *(staticmethod, classmethod, property),
 )
-_SUSPENDABLE = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 # They lead to the whole program, or to variables of functions.
 _NOT_ENTERED = (type, types.ModuleType, types.FrameType, types.TracebackType, types.CodeType)
 _NOT_ENTERED_PACKAGES = frozenset(("logging", "threading", "_thread", "weakref", "_weakref"))
-_REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
+REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
+"""The dictionaries of modules whose entries are read as attributes."""
 LONGEST_NAME = 200  # The names of deeply nested parts would fill the memory.
 # By the ids of classes, because a metaclass may define their hash and equality.
 _SHOWN_KEYS = frozenset(map(id, (str, int, float, bool, bytes, type(None))))
-_CONTAINERS = frozenset(map(id, (dict, OrderedDict, *_SEQUENCES)))
-# The names of classes with memory whose objects the garbage collector does not track.
-_UNTRACKED = frozenset(("ndarray", "ScriptObject"))
+CONTAINERS = frozenset(map(id, (dict, OrderedDict, *_SEQUENCES)))
+"""The ids of the built-in classes of containers."""
+_PLAIN_CONTAINERS = frozenset(map(id, (dict, tuple)))  # The collector may not track these.
+
+
+@contextmanager
+def without_overrides(torch: Any) -> Iterator[None]:
+    """Disable overrides of torch's functions in this thread.
+
+    Tensor subclasses and modes, such as a default device or fake tensors, override functions.
+    """
+    functions = private(torch, "_C.DisableTorchFunction") or nullcontext
+    dispatch = private(torch, "_C._DisableTorchDispatch") or nullcontext
+    with functions(), dispatch():
+        yield
 
 
 def name_of(kind: type) -> str:
@@ -66,6 +75,16 @@ def is_instance(thing: Any, kind: type) -> bool:
     return type(thing) is kind or id(kind) in map(id, bases_of(type(thing)))
 
 
+def is_container(kind: type) -> bool:
+    """Return whether objects of a class are lists, tuples, sets, deques or dictionaries."""
+    return not CONTAINERS.isdisjoint(map(id, bases_of(kind)))
+
+
+def is_heap_type(kind: type) -> bool:
+    """Return whether a class was made by a program, so that objects can get another one."""
+    return bool(_flags_of(kind) & 1 << 9)  # Py_TPFLAGS_HEAPTYPE
+
+
 def find_in_class(kind: type, name: str) -> Any:
     """Return a class's attribute, unbound, or None."""
     for base in bases_of(kind):
@@ -80,7 +99,7 @@ def is_released(thing: object) -> bool:
     return "_is_tombstone" in class_contents(type(thing))
 
 
-# Attributes
+# Attributes and items
 
 
 def layout_of(kind: type) -> tuple[Any, list[types.MemberDescriptorType]]:
@@ -110,14 +129,10 @@ def attributes_of(thing: Any) -> dict[str, Any]:
     return found
 
 
-# Parts
-
-
 def items_of(thing: Any) -> Iterator[tuple[Any, str]]:
     """Yield what stands in a list, tuple, set, deque or dictionary, with labels such as "[0]".
 
-    Of a dictionary these are the values, and the keys that are objects. What cannot lead to memory
-    is left out; see `_leads_on`.
+    Of a dictionary these are the values, and the keys that are objects.
     """
     # Copies, because others may change it. A list of pairs would set off garbage collections.
     bases = set(map(id, bases_of(type(thing))))
@@ -125,72 +140,112 @@ def items_of(thing: Any) -> Iterator[tuple[Any, str]]:
         if id(kind) in bases:
             iterate: Callable[[Any], Iterator[Any]] = kind.__iter__
             for number, item in enumerate(list(iterate(thing))):
-                if _leads_on(item):
-                    yield item, f"[{number}]"
+                yield item, f"[{number}]"
     # The globals of a module lead to everything.
-    if id(dict) in bases and not dict.__contains__(thing, "__builtins__"):
+    if id(dict) in bases and not is_namespace(thing):
         keys = list(dict.keys(thing))
         for key, value in zip(keys, list(dict.values(thing)), strict=False):
-            if _leads_on(value):
-                is_shown = id(type(key)) in _SHOWN_KEYS
-                yield value, f"[{key!r}]" if is_shown else f"[<{name_of(type(key))}>]"
+            yield value, label_of_key(key)
         for key in keys:
             if is_tracked(key):
                 yield key, ".keys()"
 
 
-def parts_of(thing: Any) -> Iterator[tuple[Any, str]]:
-    """Yield what an object refers to and may lead to memory, with a label such as ".weight".
-
-    A part is yielded once for each reference.
-    """
-    kind = type(thing)
-    attributes = {} if id(kind) in _CONTAINERS else attributes_of(thing)
-    inner: Iterable[Any] = ()
-    if not _CONTAINERS.isdisjoint(map(id, bases_of(kind))):
-        yield from items_of(thing)
-    elif kind is types.FunctionType:  # Not its globals, which lead to everything.
-        inner = (*(thing.__closure__ or ()), thing.__defaults__, thing.__kwdefaults__)
-    elif not attributes:
-        inner = get_referents(thing)
-    for part in inner:
-        if _leads_on(part):
-            yield part, ""
-    for name, part in attributes.items():
-        if type(name) is not str or not _leads_on(part):
-            continue
-        if name in _REGISTRIES and (type(part) is dict or type(part) is OrderedDict):
-            for key, child in zip(list(dict.keys(part)), list(dict.values(part)), strict=False):
-                yield child, f".{key}" if type(key) is str else ""
-        else:
-            yield part, f".{name}"
+def label_of_key(key: Any) -> str:
+    """Return how the value of a key is named, without running code of the key."""
+    return f"[{key!r}]" if id(type(key)) in _SHOWN_KEYS else f"[<{name_of(type(key))}>]"
 
 
-def _leads_on(part: Any) -> bool:
-    """Return whether an object may lead to memory.
+def leads_nowhere(container: Any) -> bool:
+    """Return whether a container of a built-in class is empty, or the namespace of a module."""
+    return not len(container) or (type(container) is dict and is_namespace(container))
 
-    What the garbage collector does not track, such as a string, holds no tensor; to ask it is much
-    faster than to look.
-    """
-    kind = type(part)
-    if id(kind) not in _CONTAINERS:
-        return is_tracked(part) or _name_of(kind) in _UNTRACKED
-    inner = get_referents(part)  # One step in C, however many strings and numbers there are.
-    return any(map(is_tracked, inner)) or not _UNTRACKED.isdisjoint(map(_name_of, map(type, inner)))
+
+def is_namespace(thing: Any) -> bool:
+    """Return whether a dictionary is that of a module, which leads to the whole program."""
+    return dict.__contains__(thing, "__builtins__") or thing is builtins.__dict__
 
 
 # What counts
 
 SKIPPED, TENSOR, ARRAY, PACKED, MODULE, TRAINING, OTHER = range(7)
-MEMORY = (TENSOR, PACKED, MODULE, TRAINING)  # What makes its owner one that is emptied.
+MEMORY = (TENSOR, PACKED, MODULE, TRAINING)
+"""Kinds of objects that make their owner one that is emptied."""
 # Classes whose objects refer to memory of other owners.
 _TRAINING = frozenset(
-    ("Optimizer", "LRScheduler", "GradScaler", "DataLoader", "AcceleratedScheduler")
+    (
+        *("Optimizer", "LRScheduler", "GradScaler", "AcceleratedScheduler"),
+        *("DataLoader", "_BaseDataLoaderIter"),
+    )
 )
 
 
-def kind_of(kind: type, follows_functions: bool = True) -> int:
-    """Return how objects of a class are counted."""
+class Kinds:
+    """How objects are counted, by their classes, and what they refer to.
+
+    Args:
+        follows_functions: Whether closures, bound methods and partial functions are followed.
+
+    Attributes:
+        untracked: The ids of classes with memory that the garbage collector does not track.
+        barren: The ids of objects that lead to no memory, as `holds_memory` has found.
+    """
+
+    def __init__(self, *, follows_functions: bool = True) -> None:
+        self._follows_functions = follows_functions
+        self._known: dict[int, tuple[int, type]] = {}
+        # A program may hide numpy from imports, but not the module that it is made of.
+        names = ("numpy", "numpy._core._multiarray_umath", "numpy.core._multiarray_umath")
+        modules = [sys.modules.get(name) for name in names]
+        contents = [_contents_of(module) for module in modules if type(module) is types.ModuleType]
+        arrays = [each.get("ndarray") for each in contents]
+        self.untracked = {
+            id(kind) for kind in (*arrays, private(whole_torch(), "_C.ScriptObject")) if kind
+        }
+        self._unclear = self.untracked | _PLAIN_CONTAINERS
+        self._closes: dict[int, bool] = {}
+        self.barren: set[int] = set()
+
+    def of(self, kind: type) -> int:
+        """Return how objects of a class are counted."""
+        known = self._known.get(id(kind))
+        if known is None:
+            known = self._known[id(kind)] = _kind_of(kind, self._follows_functions), kind
+        return known[0]
+
+    def has_close(self, kind: type) -> bool:
+        """Return whether a class has a method ``close``."""
+        known = self._closes.get(id(kind))
+        if known is None:
+            self.of(kind)  # It keeps the class, and so its id.
+            known = self._closes[id(kind)] = callable(find_in_class(kind, "close"))
+        return known
+
+    def may_lead_on(self, thing: Any) -> bool:
+        """Return whether an object may hold memory; a string or a number does not."""
+        return is_tracked(thing) or id(type(thing)) in self._unclear
+
+    def referents(self, thing: Any) -> list[Any]:
+        """Return what an object refers to and may lead to memory, once for each reference.
+
+        The garbage collector does not track strings and numbers, which hold no tensor. It does not
+        track arrays either, nor dictionaries and tuples of them, but these do.
+        """
+        inner = get_referents(thing)
+        found = list(filter(is_tracked, inner))
+        if len(found) < len(inner) and not self._unclear.isdisjoint(map(id, map(type, inner))):
+            for part in inner:
+                kind = id(type(part))
+                if kind in self.untracked or (
+                    kind in _PLAIN_CONTAINERS
+                    and not is_tracked(part)
+                    and not self._unclear.isdisjoint(map(id, map(type, get_referents(part))))
+                ):
+                    found.append(part)
+        return found
+
+
+def _kind_of(kind: type, follows_functions: bool) -> int:
     torch, bases = whole_torch(), set(map(id, bases_of(kind)))
     if name_of(kind) in ("ScriptObject", "RecursiveScriptModule"):  # Weights in C++.
         return PACKED
@@ -206,351 +261,5 @@ def kind_of(kind: type, follows_functions: bool = True) -> int:
         if package in ("torch", "accelerate") and name in _TRAINING:
             return TRAINING
         is_entered = is_entered and package not in _NOT_ENTERED_PACKAGES
-    not_entered = _NOT_ENTERED if follows_functions else (*_NOT_ENTERED, *_FUNCTIONS)
+    not_entered = _NOT_ENTERED if follows_functions else (*_NOT_ENTERED, *FUNCTIONS)
     return OTHER if is_entered and bases.isdisjoint(map(id, not_entered)) else SKIPPED
-
-
-# What a release empties
-
-
-@dataclass(slots=True)
-class Root:
-    """An object that was passed, by itself or in a container.
-
-    Attributes:
-        is_passed: Whether by itself.
-        has_close: Whether it has a method ``close``, or a function in an attribute of this name.
-        is_found: Whether it holds memory: a tensor, a module, an array, packed weights.
-    """
-
-    thing: Any
-    name: str
-    is_passed: bool = True
-    has_close: bool = False
-    is_found: bool = False
-
-    def close(self) -> Any:
-        """Call the object's ``close()``."""
-        return self.thing.close()
-
-
-OTHERS = "Pass its models or tensors, or give it a close() method"
-_ONCE = "It can be read only once: pass list(...) of it, or the model itself"
-_ADVICE: list[tuple[tuple[type, ...], str]] = [
-    ((type,), "It is a class: pass an instance"),
-    ((types.ModuleType,), "It is a module of Python, such as numpy: pass the models in it"),
-    (_FUNCTIONS, "It is a function: pass what it returns, such as load() instead of load"),
-    (_SUSPENDABLE, _ONCE),
-]
-_STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
-
-
-def roots_of(
-    objects: Sequence[Any], kind_of: Callable[[type], int], caller: str = "release()"
-) -> list[Root]:
-    """Return the objects to empty, each once; a container stands for what is in it.
-
-    Raises:
-        TypeError: An object that was passed by itself can never be released.
-    """
-    roots: dict[int, Root] = {}
-    seen: set[int] = set()
-    passed: Iterator[tuple[Any, str]] = zip(objects, map(name_of, map(type, objects)), strict=True)
-    levels = [("", passed)]
-    while levels:
-        prefix, items = levels[-1]
-        thing, label = next(items, (None, None))
-        if label is None:
-            levels.pop()
-        if thing is None or id(thing) in seen or is_released(thing):
-            continue
-        seen.add(id(thing))
-        name, is_passed = f"{prefix}{label}"[:LONGEST_NAME], len(levels) == 1
-        kind = kind_of(type(thing))
-        has_close = False
-        if kind != TENSOR:
-            attributes, method = attributes_of(thing), find_in_class(type(thing), "close")
-            has_close = callable(attributes.get("close")) or callable(method)
-            if not _CONTAINERS.isdisjoint(map(id, bases_of(type(thing)))):
-                levels.append((name, items_of(thing)))
-                if not has_close and not attributes:
-                    continue
-                is_passed = False
-        advice = "" if kind in (MODULE, TRAINING, PACKED) else _refusal(thing, kind, has_close)
-        if not advice:
-            name = name if kind == TENSOR else name_of(type(thing))
-            roots[id(thing)] = Root(thing, name, is_passed, has_close)
-        elif is_passed:
-            raise unsupported(thing, advice, caller)
-    return list(roots.values())
-
-
-def _refusal(thing: Any, kind: int, has_close: bool) -> str:
-    """Return why an object can never be released, and what to pass instead; "" if it may be.
-
-    An object with attributes may be: it may load its model later.
-    """
-    if kind == TENSOR:
-        is_nested = whole_torch().Tensor.is_nested.__get__(thing)  # type: ignore[union-attr]
-        return "It is a nested tensor, which cannot be emptied: use `del`" if is_nested else ""
-    if kind == ARRAY:
-        return "The last reference to an array keeps its memory: use `del`"
-    bases = bases_of(type(thing))
-    for classes, advice in _ADVICE:
-        if not set(map(id, bases)).isdisjoint(map(id, classes)):
-            return advice
-    if any(module_of(base).partition(".")[0] == "faiss" for base in bases):
-        return "Call the reset() of the faiss index, and delete the variables that refer to it"
-    if any(thing is getattr(sys, name, None) for name in _STREAMS):
-        return "The program uses this stream"
-    if not has_close and find_in_class(type(thing), "__next__") is not None:
-        return _ONCE
-    is_able = has_close or layout_of(type(thing)) != (None, [])
-    return "" if is_able and kind != SKIPPED else OTHERS
-
-
-def unsupported(thing: Any, advice: str, caller: str = "release()") -> TypeError:
-    """Return the error for an object that cannot be released."""
-    kind = f"{module_of(type(thing))}.{name_of(type(thing))}"
-    article = "an" if kind[:1].lower() in "aeiou" else "a"
-    verb = "move" if caller == "offload()" else "release"
-    rest = "Nothing was changed"
-    if caller not in ("release()", "offload()"):
-        rest = "Or pass it to manage() with a function as close="
-    return TypeError(f"{caller} cannot {verb} {article} {kind}. {advice}. {rest}.")
-
-
-# Tensors
-
-
-def empty_tensor(tensor: Any, name: str, trash: list[Any]) -> None:
-    """Replace the C++ tensor of an object by an empty one. Call this inside `without_overrides`.
-
-    The new C++ tensor has the same class, dtype and device, and the shape (0,). The old one stays
-    intact for its other users: views, arrays, DLPack capsules, autograd graphs, collectives, and
-    functions in other threads, which own a reference. Changing ``data`` or calling `Tensor.set_`
-    would change it for them as well. A *method* of this very tensor that another thread is running
-    borrows the C++ tensor, and must have ended.
-
-    Outputs of compiled code's CUDA graphs stay as they are: torch returns the same object again,
-    and cannot swap it.
-
-    Raises:
-        RuntimeError: This torch cannot swap tensors, or not this one. It stays intact.
-    """
-    torch: Any = whole_torch()
-    swap = private(torch, "_C._swap_tensor_impl")
-    is_cached = private(torch, "_C._is_cached_tensor")
-    if swap is not None and is_cached is not None and is_cached(tensor):
-        return
-    base = torch.Tensor
-    if base.is_cuda.__get__(tensor) and cuda_is_of_parent(torch):
-        return  # A forked child can neither use nor release it.
-    retains_grad = base.retains_grad.__get__(tensor)
-    if retains_grad or base.is_leaf.__get__(tensor):
-        base.grad.__set__(tensor, None)
-    other = _nothing_like(torch, tensor)
-    reason = "retain_grad() was called on it" if retains_grad else ""
-    try:
-        if swap is None:
-            raise RuntimeError(f"torch {torch.__version__} cannot do that")
-        swap(tensor, other)
-    except RuntimeError as error:
-        reason = reason or str(error)
-        raise RuntimeError(f"this {name} was left whole, because {reason}; use `del`") from None
-    trash.append(other)
-    base._backward_hooks.__set__(tensor, None)
-    if contents := layout_of(type(tensor))[0].__get__(tensor):
-        trash.append(dict(contents))
-        contents.clear()
-    _empty_slots(tensor, type(tensor), trash)
-
-
-def _nothing_like(torch: Any, tensor: Any) -> Any:
-    """Return an empty tensor with the dtype, device and gradient setting of another."""
-    base = torch.Tensor
-    needs_gradient = base.is_leaf.__get__(tensor) and base.requires_grad.__get__(tensor)
-    is_inference = base.is_inference(tensor)
-    mode: Any = nullcontext()
-    if is_inference != torch.is_inference_mode_enabled():  # It takes microseconds.
-        mode = torch.inference_mode(is_inference)
-    with mode:
-        return base.new_empty(tensor, (0,), layout=torch.strided, requires_grad=needs_gradient)
-
-
-# Tombstones
-
-_KEY = "torch_utils: released"  # The key of a ReleaseRecord; no attribute has this name.
-_CLASS: Any = object.__dict__["__class__"]
-_read: Callable[[Any, str], Any] = object.__getattribute__
-
-
-class ReleaseRecord(NamedTuple):
-    """The class of a released object, its name in messages, and where it was released."""
-
-    kind: type
-    name: str
-    place: str
-
-
-@early_bound
-def refuse(tombstone: Any, use: str, kind: type[ReleasedError] = ReleasedError) -> NoReturn:
-    """Raise the error for the use of a released object. Destructors may call this."""
-    record = _read(tombstone, "__dict__")[_KEY]
-    error = kind(
-        f"{record.name} was released {record.place}, so {use!r} cannot be used; load it again, "
-        "or release it after its last use"
-    )
-    if isinstance(error, AttributeError):
-        error.obj = None  # Otherwise Python suggests other attribute names.
-    # Without a context: the program's own traceback is enough.
-    raise error from None
-
-
-def _nothing(*args: object, **kwargs: object) -> None:
-    """Do nothing. A released object may be closed, and its block may end."""
-
-
-async def _nothing_to_await(*args: object, **kwargs: object) -> None:
-    """Do nothing; for `aclose` and ``async with``."""
-
-
-_READABLE = frozenset((*dir(object), "__dict__", "__call__"))
-# Destructors and the ends of blocks may still use these, if the object had them.
-_CLOSING = {"close": _nothing, "aclose": _nothing_to_await, "closed": True}
-
-
-@early_bound
-class Tombstone:
-    """The class of a released object.
-
-    The object keeps its identity but is empty. `isinstance` still reports the former class, so
-    that code that checks the type reaches the clear error. The object is true, equal only to
-    itself, and has only the attributes of every object.
-    """
-
-    _is_tombstone = True
-
-    def __getattribute__(self, name: str) -> Any:
-        former = _read(self, "__dict__")[_KEY].kind
-        if name == "__class__":
-            return former
-        if name == "__module__":
-            return former.__module__
-        if name in _READABLE:
-            return _read(self, name)
-        if name in _CLOSING and hasattr(former, name):
-            return _CLOSING[name]
-        return refuse(self, name, ReleasedAttributeError)
-
-    # A former class with slots, from which the tombstone derives, may define its own.
-    __getattr__ = __getattribute__
-
-    def __setattr__(self, name: str, value: object = None) -> None:
-        refuse(self, name, ReleasedAttributeError)
-
-    __delattr__ = __setattr__
-
-    def __dir__(self) -> list[str]:
-        return dir(object)
-
-    def __bool__(self) -> bool:
-        return True  # For ``if self.model`` in destructors.
-
-    def __repr__(self) -> str:
-        return f"<released {_read(self, '__dict__')[_KEY].name}>"
-
-    # Types as comments: annotations would become attributes of every tombstone.
-    __str__ = __repr__
-    __format__ = object.__format__  # type: Any
-    __hash__ = object.__hash__  # type: Any
-    __eq__ = object.__eq__  # type: Any
-    __ne__ = object.__ne__  # type: Any
-    __exit__ = _nothing
-    __aexit__ = _nothing_to_await
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        refuse(self, "pickle")
-
-    # A C function that does nothing. The former class's destructor must not run on the empty
-    # object, and an interrupt in a Python function here would be printed and lost.
-    __del__ = object.__hash__  # type: Any
-
-
-def _refusing(name: str) -> Any:
-    @early_bound
-    def method(self: Any, *args: object, **kwargs: object) -> NoReturn:
-        refuse(self, name)
-
-    method.__name__ = name
-    return method
-
-
-_REFUSED = (
-    "call len iter next reversed contains enter aenter getitem setitem delitem copy deepcopy "
-    "lt le gt ge neg int float add iadd radd sub isub rsub mul imul rmul truediv rtruediv matmul "
-    "rmatmul"
-)
-for _name in _REFUSED.split():
-    setattr(Tombstone, f"__{_name}__", _refusing(f"__{_name}__"))
-
-_METHODS = {k: v for k, v in vars(Tombstone).items() if k not in ("__dict__", "__weakref__")}
-
-
-def bury(thing: Any, name: str, place: str, trash: list[Any]) -> None:
-    """Turn an object into a tombstone and empty it. Idempotent, also after an interrupt.
-
-    In this order, a thread that is using the object sees the tombstone, never half an object. The
-    dictionary and the slots are emptied, which also breaks cycles. Of two threads, the first one
-    determines the message. What was taken out goes to ``trash``: dropping it may run destructors
-    of the program. An object without a dictionary, or whose class cannot be changed, is only
-    emptied: Python's own AttributeError then says what is missing.
-    """
-    own, _ = layout_of(type(thing))
-    if own is None:
-        _empty_slots(thing, type(thing), trash)
-        return
-    contents = own.__get__(thing)
-    record = contents.setdefault(_KEY, ReleaseRecord(type(thing), name, place))
-    if not is_released(thing) and not _become_tombstone(thing, record.kind):
-        trash.append(dict(contents))
-        contents.clear()
-    if type(thing) is not Tombstone:  # A plain tombstone has no slots.
-        _empty_slots(thing, record.kind, trash)
-    if len(contents) > 1:
-        # A new dictionary first, for a thread that reads the name meanwhile.
-        layout_of(type(thing))[0].__set__(thing, {_KEY: record})
-        for key in list(contents):  # Another thread may use the old one.
-            if key is not _KEY:
-                trash.append(contents.pop(key, None))
-
-
-def _become_tombstone(thing: Any, kind: type) -> bool:
-    # Python exchanges classes that add the dictionary to the same base, such as object or ABC.
-    while type.__dict__["__dictoffset__"].__get__(kind):
-        kind = type.__dict__["__base__"].__get__(kind)
-    with suppress(TypeError):  # The class is not written in Python, or has __slots__.
-        _CLASS.__set__(thing, Tombstone if kind is object else _tombstone_of(kind))
-        return True
-    return False
-
-
-def _tombstone_of(base: type) -> type:
-    """Return the tombstone class that derives from a base, which refers to it weakly."""
-    known: type
-    for known in type.__subclasses__(base):
-        if "_is_tombstone" in class_contents(known):
-            return known
-    maker = ABCMeta if issubclass(type(base), ABCMeta) else type
-    contents = {**_METHODS, "__orig_bases__": ()}  # typing.Generic demands it.
-    made: type = maker.__new__(type(base), "Tombstone", (base,), contents)
-    return made
-
-
-def _empty_slots(thing: Any, kind: type, trash: list[Any]) -> None:
-    for slot in layout_of(kind)[1]:
-        try:
-            trash.append(slot.__get__(thing))
-            slot.__delete__(thing)
-        except (AttributeError, TypeError):
-            continue  # The slot is empty, or a read-only field of a C class.

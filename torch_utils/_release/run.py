@@ -13,8 +13,8 @@ import os
 import sys
 import threading
 import time
-from _thread import RLock
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any, Literal, get_args
@@ -22,22 +22,26 @@ from typing import Any, Literal, get_args
 from torch_utils import _memory
 from torch_utils._oom import clear_exception_frames
 from torch_utils._registry import QUIET_THREADS, ensure_ran
-from torch_utils._release import objects
-from torch_utils._release.counting import (
-    Held,
-    Holders,
-    Inventory,
-    clear_ended_frames,
-    find_holders,
+from torch_utils._release import emptying
+from torch_utils._release.graph import Graph, break_cycles
+from torch_utils._release.holders import Holders, clear_ended_frames, objects_of
+from torch_utils._release.objects import (
+    OTHER,
+    TENSOR,
+    Kinds,
+    is_released,
+    name_of,
     without_overrides,
 )
-from torch_utils._release.objects import Root, is_released, name_of
-from torch_utils._report import CleanupReport, StillHeld, is_variable
+from torch_utils._release.roots import OTHERS, Root, holds_memory, roots_of, unsupported
+from torch_utils._release.storages import Held, Storages, group_by_part
+from torch_utils._report import FREE_BY_NOW, CleanupReport, StillHeld
 from torch_utils._runtime import (
     DEBUG,
     ERROR,
     LISTENERS,
     early_bound,
+    has_gil,
     is_shutting_down,
     log,
     notify,
@@ -51,52 +55,70 @@ LEAST_BYTES = 1 << 20
 """Less memory than this is worth neither a full garbage collection nor a trim of the heap."""
 _PACKAGE = __name__.partition(".")[0]
 
+_CLAIMED: dict[int, Release] = {}
+"""The releases that are under way, by the ids of the objects that each of them empties.
 
-class Release:
-    """One release and its state.
+There is no lock: a garbage collection may run code of the program at any time, in any thread, which
+may wait for another release. One step of a dictionary claims an object.
+"""
+_UNDER_WAY = threading.local()
+"""Its attribute ``release`` is the release that calls a function of the program in a thread."""
+
+if hasattr(os, "register_at_fork"):  # The threads of the parent do not go on in a child.
+    os.register_at_fork(after_in_child=_CLAIMED.clear)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of a release; see `release`.
 
     Attributes:
-        inventory: The memory that it gives up; what is still held can be asked of it later.
-        errors: The exceptions of its steps.
         empties_all: Whether caches are emptied and the heap is trimmed in any case.
-        collects_all: Whether frames were cleared that held memory in cycles.
     """
 
-    def __init__(
-        self, *, collect: Collect, trim_host: bool, thorough: bool, empty_cache: bool = True
-    ) -> None:
-        if collect not in get_args(Collect):
-            raise ValueError(f'collect must be "auto", "young", "never" or "full", got {collect!r}')
-        self.collect, self.trim_host, self.thorough = collect, trim_host, thorough
-        self.empty_cache = empty_cache
+    collect: Collect = "auto"
+    trim_host: bool = True
+    empty_cache: bool = True
+    thorough: bool = False
+    empties_all: bool = False
+
+    def __post_init__(self) -> None:
+        if self.collect not in get_args(Collect):
+            raise ValueError(
+                f'collect must be "auto", "young", "never" or "full", got {self.collect!r}'
+            )
+
+
+class Release:
+    """One release: `empty` objects and `call` functions in any order, and then `report` once.
+
+    A release that begins inside another one of this thread, such as in a ``close()``, counts as a
+    part of it: both count the same memory, and the outer one collects garbage and trims.
+
+    Attributes:
+        errors: The exceptions of its steps.
+    """
+
+    def __init__(self, options: Options, place: str) -> None:
         self.errors: list[BaseException] = []
-        self.empties_all = self.collects_all = self._has_called = False
-        self._place = _place_of_caller()
+        self._options = options
+        self._place = place
+        self._outer: Release | None = getattr(_UNDER_WAY, "release", None)
+        self._started = time.perf_counter()
+        self._storages = Storages() if self._outer is None else self._outer._storages
+        self._storages.alive()
+        self._freed_before = dict(self._storages.freed)
+        self._before = _memory.memory_snapshot()
+        self._is_partial = self._has_called = False
 
-    def start(self) -> None:
-        """Measure the memory, unless this has started.
+    def empty(self, things: Sequence[Any], *, were_accepted: bool = False) -> None:
+        """Empty objects: count their memory, close them, and take out what is in them.
 
-        A release that begins inside another one of this thread, such as in a ``close()``, counts as
-        a part of it: both count the same memory, and the outer one collects garbage and trims.
-        """
-        if not hasattr(self, "_before"):  # Not in `__init__`: torch may be imported later.
-            self._outer: Release | None = getattr(_UNDER_WAY, "release", None)
-            self._started = time.perf_counter()
-            self.inventory = Inventory() if self._outer is None else self._outer.inventory
-            self.inventory.alive()
-            self._freed_before = dict(self.inventory.freed)
-            self._before = _memory.memory_snapshot()
-
-    def run(self, things: Sequence[Any], *, is_again: bool = False) -> None:
-        """Release objects: examine all of them, close them, and then empty them.
-
-        The lock is held while objects are examined and emptied, not while code of the program
-        runs, which may wait for a thread that releases something else. An object that another
-        release is closing at the time is left to that one.
+        An object that another release has claimed at the time is left to that one.
 
         Args:
-            things: The objects to release.
-            is_again: Whether they were accepted before; some may be empty by now.
+            things: The objects.
+            were_accepted: Whether they were accepted before; some may be empty by now.
 
         Raises:
             TypeError: An object cannot be released. Nothing was changed.
@@ -104,78 +126,110 @@ class Release:
         if is_shutting_down():
             self._close_at_exit(things)
             return
-        trash: list[Any] = []
-        roots: list[Root] = []
+        kinds, claimed = Kinds(), list[Any]()
         try:
-            with _LOCK, without_overrides(whole_torch()):
-                roots = self._examine(things, is_again)
-                for root in roots:
-                    _CLOSING[id(root.thing)] = root.thing
-            for root in roots:
-                destructor = objects.find_in_class(type(root.thing), "__del__")
-                if root.has_close or destructor is not None:
-                    self._close(root, destructor)
-            with _LOCK, without_overrides(whole_torch()):
-                for root in roots:
-                    if not root.is_found or is_released(root.thing):
-                        continue
-                    try:
-                        if self.inventory.kind_of(type(root.thing)) == objects.TENSOR:
-                            objects.empty_tensor(root.thing, root.name, trash)
-                        else:
-                            objects.bury(root.thing, f"this {root.name}", self._place, trash)
-                    except BaseException as error:  # As in `call`.
-                        self.failed(root.name, error)
+            with without_overrides(whole_torch()):
+                roots = self._examine(things, were_accepted, claimed, kinds)
+                graph = self._count(roots, kinds)
+            closing = [root for root in roots if root.has_close or root.destructor is not None]
+            if closing:
+                graph = None  # It would keep what a close() drops.
+                whole = {id(root) for root in closing if not self._close(root)}
+                roots = [root for root in roots if id(root) not in whole]
+                with without_overrides(whole_torch()):
+                    graph = self._count(roots, kinds)
+            self._give_up(roots, graph, kinds)
         finally:
-            for root in roots:
-                _CLOSING.pop(id(root.thing), None)
-        QUIET_THREADS.append(threading.get_ident())
-        self.call("the parts", trash.clear)
-        QUIET_THREADS.remove(threading.get_ident())
+            for thing in claimed:
+                _CLAIMED.pop(id(thing), None)
 
-    def _close_at_exit(self, things: Sequence[Any]) -> None:
-        """Call ``close()`` only. The lock is not needed, and a thread that has it may hang."""
-        for root in objects.roots_of(things, self.inventory.kind_of):
-            if root.has_close and id(root.thing) not in _CLOSING:
-                _CLOSING[id(root.thing)] = root.thing
-                self.call(f"{name_of(type(root.thing))}.close()", root.close)
+    def _examine(
+        self, things: Sequence[Any], were_accepted: bool, claimed: list[Any], kinds: Kinds
+    ) -> list[Root]:
+        """Return the objects to empty or to close, and claim each for this release."""
 
-    def _examine(self, things: Sequence[Any], is_again: bool) -> list[Root]:
-        """Count the memory of objects, and return those to close or to empty."""
+        def claim(thing: Any) -> bool:
+            is_own = _CLAIMED.setdefault(id(thing), self) is self
+            if is_own:
+                claimed.append(thing)
+            return is_own and not is_released(thing)
+
         roots = []
-        for root in objects.roots_of(things, self.inventory.kind_of):
-            if id(root.thing) not in _CLOSING:
+        for root in roots_of(things, kinds, claim=claim):
+            if root.has_close or root.is_container or holds_memory(root, kinds):
                 roots.append(root)
+            elif root.is_passed and not were_accepted:
+                raise unsupported(root.thing, OTHERS)
+        return roots
+
+    def _count(self, roots: list[Root], kinds: Kinds) -> Graph | None:
+        """Count the memory to which objects lead."""
         try:
-            self.inventory.count(roots)
+            graph = Graph(roots, kinds)
+            self._is_partial |= not self._storages.add(graph, kinds)
         except Exception as error:  # Any object of the program is read.
             self.failed("the objects", error)
-            return roots
-        chosen = []
-        for root in roots:
-            if root.is_found or root.has_close:
-                chosen.append(root)
-            elif root.is_passed and not is_again:
-                raise objects.unsupported(root.thing, objects.OTHERS)
-        return chosen
+            return None
+        return graph
 
-    def _close(self, root: Root, destructor: Any) -> None:
-        """Run what an object itself does at its end, while it is whole."""
-        name = name_of(type(root.thing))
+    def _close(self, root: Root) -> bool:
+        """Run what an object itself does at its end, while it is whole.
+
+        Returns:
+            Whether the object is to be emptied.
+        """
+        name, destructor = name_of(type(root.thing)), root.destructor
         if root.has_close:
-            self._has_called = True
+            self._has_called, failures = True, len(self.errors)
             self.call(f"{name}.close()", root.close)
-            # If it holds nothing now, it stays what it is.
-            closed = Root(root.thing, root.name)
-            with _LOCK, without_overrides(whole_torch()):
-                self.call(root.name, partial(Inventory(follows_functions=False).count, [closed]))
-            root.is_found = closed.is_found
-        if destructor is not None and root.is_found:
-            if objects.layout_of(type(root.thing))[0] is None:
-                root.is_found = False  # Python will call it, on the whole object.
-            elif not is_released(root.thing):
-                self._has_called = True
-                self.call(f"{name}.__del__()", partial(destructor, root.thing))
+            # What could not be closed may be in use; what holds no memory stays what it is.
+            has_failed = len(self.errors) > failures and root.kind == OTHER
+            if has_failed or not holds_memory(root, Kinds(follows_functions=False)):
+                return False
+        if is_released(root.thing):
+            return False
+        if destructor is not None and root.kind != TENSOR and not root.is_container:
+            if not emptying.can_bury(type(root.thing)):
+                return False  # Python will call it, on the whole object.
+            self._has_called = True
+            self.call(f"{name}.__del__()", partial(destructor, root.thing))
+        return True
+
+    def _give_up(self, roots: list[Root], graph: Graph | None, kinds: Kinds) -> None:
+        """Take out what is in objects, and drop it."""
+        trash: list[Any] = []
+        with without_overrides(whole_torch()):
+            for root in roots:
+                try:
+                    if root.kind == TENSOR:
+                        emptying.empty_tensor(root.thing, root.name, trash)
+                    elif root.is_container:
+                        emptying.drop_attributes(root.thing, trash, partial(_is_memory, kinds))
+                    else:
+                        is_shared = graph is not None and graph.shares_dictionary(root.thing)
+                        name = f"this {root.name}"
+                        emptying.bury(
+                            root.thing, name, self._place, trash, shares_dictionary=is_shared
+                        )
+                except BaseException as error:  # As in `call`.
+                    self.failed(root.name, error)
+        QUIET_THREADS.append(threading.get_ident())
+        self.call("the parts", partial(self._drop, trash, graph))
+        QUIET_THREADS.remove(threading.get_ident())
+
+    def _drop(self, trash: list[Any], graph: Graph | None) -> None:
+        """Drop what was taken out, and break the reference cycles in it."""
+        trash.clear()
+        if graph is not None:
+            rest = graph.drop()
+            if rest and self._storages.alive():
+                break_cycles(rest)
+
+    def _close_at_exit(self, things: Sequence[Any]) -> None:
+        """Call ``close()`` only."""
+        for root in roots_of(things, Kinds()):
+            if root.has_close and _CLAIMED.setdefault(id(root.thing), self) is self:
+                self.call(f"{name_of(type(root.thing))}.close()", root.close)
 
     def call(self, name: str, function: Any, *, awaits: bool = False) -> Any:
         """Call a function of the program; return its result.
@@ -211,26 +265,32 @@ class Release:
         if not is_shutting_down():  # The report must not keep its frames alive.
             clear_exception_frames(error)
 
-    def finish(self) -> CleanupReport:
-        """Collect garbage, trim the heap and empty the caches as requested, and report."""
+    def report(self, *, after_memory_error: bool = False) -> CleanupReport:
+        """Collect garbage, trim the heap and empty the caches as requested, and report.
+
+        Args:
+            after_memory_error: Whether frames were cleared that may have held memory in cycles.
+        """
         if is_shutting_down():
             return CleanupReport(
                 errors=tuple(self.errors),
                 duration_s=time.perf_counter() - self._started,
                 skipped="the program is ending, and the system takes the memory back",
             )
-        is_outermost, holders = self._outer is None, {}
-        if is_outermost or self.thorough or self.collect == "full":
-            holders = self._give_back()
-        alive = self.inventory.alive()
-        still_held = self._still_held(alive, holders) if alive else ()
-        freed = self.inventory.freed.copy()
+        options, is_outermost = self._options, self._outer is None
+        if is_outermost or options.thorough or options.collect == "full":
+            self._give_back(after_memory_error)
+        alive = self._storages.alive()
+        still_held = _describe(alive)
+        lent_bytes = self._storages.take_lent_bytes() if is_outermost else 0
+        freed = self._storages.freed.copy()
         freed.subtract(self._freed_before)
         for held in still_held:
             freed[held.device] += 0  # It is named, even if nothing of it was freed.
         report = CleanupReport(
             freed_bytes=dict(freed),
             still_held=still_held,
+            lent_bytes=lent_bytes,
             errors=tuple(self.errors),
             duration_s=time.perf_counter() - self._started,
             before=self._before,
@@ -240,83 +300,72 @@ class Release:
             notify("release", report=report)
         return report
 
-    def _give_back(self) -> Holders:
-        if self.thorough:
+    def _give_back(self, after_memory_error: bool) -> None:
+        options, storages = self._options, self._storages
+        if options.thorough:
             _memory.clear_caches_of_torch()
-        torch: Any = whole_torch()
-        if torch is not None:  # In this thread it keeps copies of weights.
-            self.call("autocast's cache", torch.clear_autocast_cache)
-        holders = self._collect_garbage()
-        # Weights that were mapped from a file count too: the heap has what the model computed.
-        freed = self.inventory.freed
-        is_all = self.empties_all or self.thorough or self.collect == "full"
-        if self.empty_cache and (is_all or freed.keys() - {"host"}):
+        self.call("autocast's cache", _memory.clear_autocast_cache)
+        self._collect_garbage(after_memory_error)
+        alive, freed = storages.alive(), storages.freed
+        is_all = options.empties_all or after_memory_error
+        is_all = is_all or options.thorough or options.collect == "full"
+        if options.empty_cache and (is_all or freed.keys() - {"host"}):
             _memory.empty_caches()
+        del alive
+        # Weights that were mapped from a file count too: the heap has what the model computed.
         is_large = freed["host"] >= LEAST_BYTES
-        if self.trim_host and (is_all or is_large or self.inventory.is_partial or self._has_called):
+        if options.trim_host and (is_all or is_large or self._is_partial or self._has_called):
             _memory.trim_host()
-        return holders
 
-    def _collect_garbage(self) -> Holders:
-        """Collect garbage as little as possible: only if memory is alive. Return what holds it.
+    def _collect_garbage(self, after_memory_error: bool) -> None:
+        """Collect garbage as little as possible: only what the counting cannot tell.
 
         Young generations are cheap. What still exists then may be a variable of a call that has
-        ended. If no other variable refers to it, it is in a cycle, or an object keeps it: only a
-        full collection tells.
+        ended, or part of a cycle outside of what was passed; a full collection ends that.
         """
-        inventory = self.inventory
-        is_auto = self.collect == "auto"
-        if self.collect == "full" or (is_auto and self.collects_all):
+        collect, alive = self._options.collect, self._storages.alive
+        is_auto = collect == "auto"
+        if collect == "full" or (is_auto and after_memory_error):
             gc.collect()
-        elif self.collect != "never":
+        elif collect != "never":
+            if not has_gil() and threading.current_thread() is not threading.main_thread():
+                gc.collect()  # The thread that made an object drops it, unless it is collected.
             for generation in range(2):
-                if inventory.alive():
+                if alive():
                     gc.collect(generation)
-        if inventory.alive() and self.collect in ("auto", "full"):
-            clear_ended_frames(inventory)
-        holders = find_holders(inventory) if inventory.alive() else {}
-        unexplained_bytes = 0
-        for held in inventory.alive():
-            # Of what a variable holds, a garbage collection frees nothing.
-            if not any(" variable " in holder for holder in holders.get(held.key, ())):
-                unexplained_bytes += held.nbytes
-        if is_auto and (inventory.is_partial or unexplained_bytes >= LEAST_BYTES):
+        unexplained = 0
+        if alive() and collect in ("auto", "full"):
+            unexplained = clear_ended_frames(alive())
+        if is_auto and (self._is_partial or unexplained >= LEAST_BYTES):
             gc.collect()
-            holders = find_holders(inventory) if inventory.alive() else {}
-        return holders
-
-    def _still_held(self, alive: list[Held], holders: Holders) -> tuple[StillHeld, ...]:
-        """Describe memory that is alive, the largest first. What stays whole is one entry."""
-        held: dict[tuple[int, str], StillHeld] = {}
-        for one in alive:
-            name = one.what if one.part is None else one.part.name
-            key = (one.key if one.part is None else id(one.part), one.device)
-            nbytes = one.nbytes + (held[key].nbytes if key in held else 0)
-            names = dict.fromkeys(holders.get(one.key, ()))
-            variables_first = tuple(sorted(names, key=lambda name: not is_variable(name)))
-            held[key] = StillHeld(name, nbytes, one.device, variables_first)
-        return tuple(sorted(held.values(), key=lambda one: -one.nbytes))
 
 
-_LOCK = RLock()
-"""Serialises releases, for milliseconds each."""
-_CLOSING: dict[int, Any] = {}
-"""The objects of all releases that are under way, by their ids."""
-_UNDER_WAY = threading.local()
-"""Its attribute ``release`` is the release that calls a function of the program in a thread."""
+def _is_memory(kinds: Kinds, thing: Any) -> bool:
+    root = Root(thing, "", kinds.of(type(thing)))
+    return gc.is_tracked(thing) and not is_released(thing) and holds_memory(root, kinds)
 
 
-def _renew_lock() -> None:
-    global _LOCK
-    _LOCK = RLock()
-    _CLOSING.clear()
+def _describe(alive: list[Held]) -> tuple[StillHeld, ...]:
+    """Describe memory that is alive, the largest first. What stays whole is one entry."""
+    groups = group_by_part(alive)
+    holders = Holders(groups, objects_of)
+    described = []
+    for number, group in enumerate(groups):
+        first, nbytes = group[0], sum(one.nbytes for one in group)
+        name = first.what if first.part is None else first.part.name
+        described.append(
+            StillHeld(name, nbytes, first.device, partial(_holders_of, holders, number, group))
+        )
+    return tuple(sorted(described, key=lambda one: -one.nbytes))
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+def _holders_of(holders: Holders, number: int, group: list[Held]) -> tuple[str, ...]:
+    if all(one.is_gone() for one in group):
+        return (FREE_BY_NOW,)
+    return holders.of(number)
 
 
-def _place_of_caller() -> str:
+def place_of_caller() -> str:
     """Return the line of the program that called for the release; without one, the thread."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -340,27 +389,30 @@ def release(
     What you pass is emptied: any use of it raises `ReleasedError` with the line of the release, and
     a tensor has no elements. You can pass modules, tensors, optimizers, pipelines and any object
     with attributes, however deep its models lie. For a list, tuple, set or dictionary, what stands
-    in it is emptied.
+    in it is emptied; the container stays.
 
     Everything in it loses that one reference. If nothing else refers to it, its memory is free. If
     anything else does, such as a variable, a closure, another model or another thread, it stays
-    whole and works, and the report names the holder. Frames of calls that have ended, as in a
-    stored exception, are not holders; they are cleared if they keep memory alive.
+    whole and works, and the report names the holder. Reference cycles in it are broken. Frames of
+    calls that have ended, as in a stored exception, are not holders; they are cleared if they keep
+    its memory alive.
 
     ``close()`` and the destructor of what you pass run first, once each, on the whole object; no
     other code of the objects runs. An object with ``close()`` that holds no memory, such as a file,
-    is only closed. Exceptions of both are logged and listed in the report. Only KeyboardInterrupt
-    and similar ones are raised, after all objects were released. During shutdown only ``close()``
-    runs, because the end of the process returns the memory sooner.
+    is only closed. Exceptions of both are logged and listed in the report. If ``close()`` raises,
+    the object stays whole, because it may be in use; a module, an optimizer or a tensor is emptied
+    nevertheless. Only KeyboardInterrupt and similar ones are raised, after all objects were
+    released. During shutdown only ``close()`` runs, because the end of the process returns the
+    memory sooner.
 
     Do not release a tensor while another thread runs a method of it, as with a file or a socket.
-    One lock serialises releases. It is not held while a ``close()`` or a destructor runs.
+    Threads may release at the same time; no lock is held. What two of them pass is released by one.
 
     Args:
         *objects: The objects to release, in this order. None is ignored. Without objects, caches
             are emptied and the heap is trimmed: what was held before may be free by now.
         collect: When to collect garbage. "auto": the younger generations if released memory is
-            alive; all of them if more than 1 MiB is alive that no variable holds, or if there
+            alive; all of them if more than 1 MiB is alive and it cannot be told why, or if there
             is memory that cannot be counted, such as packed weights. "young": only the younger
             ones. "never" or "full": never or always.
         trim_host: Whether to return unused pages of the C heap to the system (glibc), if at least
@@ -380,20 +432,18 @@ def release(
     """
     try:
         with DeferredSignals():
-            work = Release(
-                collect=collect, trim_host=trim_host, thorough=thorough, empty_cache=empty_cache
-            )
-            work.empties_all = not objects
-            work.start()
-            work.run(objects)
-            report = work.finish()
+            options = Options(collect, trim_host, empty_cache, thorough, empties_all=not objects)
+            work = Release(options, place_of_caller())
+            work.empty(objects)
+            report, errors = work.report(), work.errors
+            del work  # A signal in the destructors of weak references would be lost.
     except Exception as error:
         # A destructor may call this after this package's modules were torn down.
         if not is_shutting_down():
             raise
         log(DEBUG, "not released: %r", error)
         return CleanupReport(skipped="the interpreter is shutting down")
-    for failure in work.errors:
+    for failure in errors:
         if not isinstance(failure, Exception):  # Such as KeyboardInterrupt.
             raise failure
     return report

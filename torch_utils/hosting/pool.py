@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch_utils.hosting.arguments import Devices, check_positive, parse_keep_al
 from torch_utils.hosting.blocks import ASLEEP, Blocks, awake_bytes, by_device
 from torch_utils.hosting.host import ModelHost
 from torch_utils.hosting.lease import CLOSE_S, AsyncLease, Lease, ModelLender
-from torch_utils.hosting.tenancy import HostStatus, Transition
+from torch_utils.hosting.tenancy import Changed, HostStatus, Transition
 from torch_utils.hosting.threads import LONGEST_WAIT_S
 
 __all__ = ["ModelPool"]
@@ -78,7 +77,7 @@ class ModelPool(ModelLender):
         max_loaded: int | None = None,
         keep_alive: float | str = "5m",
     ) -> None:
-        self.changed: threading.Condition = threading.Condition()  # also the lock of all its hosts
+        self.changed = Changed()  # also the lock of all its hosts
         self._hosts: dict[str, ModelHost[Any]] = {}
         self._is_auto = budget_bytes == "auto"
         sizes: Any = None if self._is_auto else budget_bytes

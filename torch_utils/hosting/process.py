@@ -22,7 +22,7 @@ from os import getpid
 from pathlib import Path
 from typing import Any
 
-from torch_utils._release.counting import Inventory
+from torch_utils._release.storages import Storages
 from torch_utils._report import CleanupReport
 from torch_utils._resource import add_note, closed_error
 from torch_utils._runtime import early_bound
@@ -113,7 +113,7 @@ class ModelProcess:
     ) -> None:
         self.name = name
         self.report: CleanupReport = CleanupReport()
-        self.inventory: Any = Inventory()  # Callers keep nothing of it.
+        self.storages: Storages = Storages()  # Callers keep nothing of it.
         self._error = ""  # why it has ended
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None

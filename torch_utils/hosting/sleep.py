@@ -17,15 +17,20 @@ from typing import Any
 from weakref import ref
 
 from torch_utils._memory import empty_caches
-from torch_utils._release.counting import Inventory, name_of_device, without_overrides
+from torch_utils._release.graph import Graph
 from torch_utils._release.objects import (
+    MODULE,
     PACKED,
+    TENSOR,
+    Kinds,
     attributes_of,
     bases_of,
     find_in_class,
     name_of,
-    roots_of,
+    without_overrides,
 )
+from torch_utils._release.roots import roots_of
+from torch_utils._release.storages import Storages, name_of_device
 from torch_utils._report import StillHeld
 from torch_utils._resource import add_note, takes_precedence
 from torch_utils._runtime import DEBUG, import_torch, log, private, reference_counts
@@ -139,6 +144,7 @@ def offload(*objects: Any) -> Offloaded:
         groups = finder.groups()
         if finder.has_unknown:  # Garbage may refer to it.
             groups.clear()
+            del finder
             gc.collect()
             finder = _Finder(torch, objects)
             groups = finder.groups()
@@ -157,7 +163,7 @@ def offload(*objects: Any) -> Offloaded:
     return offloaded
 
 
-class _Finder(Inventory):
+class _Finder:
     """Finds the tensors of objects that may be moved. Changes nothing.
 
     Args:
@@ -169,37 +175,37 @@ class _Finder(Inventory):
     """
 
     def __init__(self, torch: Any, objects: tuple[Any, ...]) -> None:
-        super().__init__()
-        self._tensors: dict[int, Any] = {}  # by their ids
+        self.has_unknown = False
+        self._torch = torch
         for name in _NAMES:
             if private(torch, name) is None:
                 raise _refused("anything", f"torch {torch.__version__} lacks torch.{name}")
-        roots = roots_of(objects, self.kind_of, "offload()")
+        kinds = Kinds()
+        roots = roots_of(objects, kinds, "offload()")
         self._passed = {id(root.thing) for root in roots}
-        self.count(roots)
+        self._graph = graph = Graph(roots, kinds)
+        self._storages = Storages()
+        self._storages.add(graph, kinds)
+        tensors = [n for n in graph.memory if kinds.of(type(graph.nodes[n])) == TENSOR]
+        # Torch refers to a tensor while C++ uses it elsewhere, which is counted apart.
+        uses = {n: 1 for n in tensors if torch.Tensor._use_count(graph.nodes[n]) > 1}
+        self._stays = graph.users(uses)
+        for number, thing in enumerate(graph.nodes):
+            if self._is_own(number) and (reason := _obstacle(thing, kinds.of(type(thing)))):
+                raise _refused(graph.name_of(number), reason)
+        self._tensors: dict[int, Any] = {}  # by their ids
+        self._inner: dict[int, int] = {}  # references that were met, by the ids of tensors
+        for number in tensors:
+            tensor = graph.nodes[number]
+            if number not in graph.unexpected and self._is_own(number) and self._has_memory(tensor):
+                if problem := _problem(torch, tensor):
+                    raise _refused(graph.name_of(number), problem)
+                self._tensors[id(tensor)] = tensor
+                self._inner[id(tensor)] = graph.inner[number]
 
-    def _enter(self, visit: Any, pending: list[Any]) -> None:
-        if self._is_own(visit.thing) and (reason := self._obstacle(visit.thing)):
-            raise _refused(visit.name, reason)
-        super()._enter(visit, pending)
-
-    def _is_own(self, thing: Any) -> bool:
+    def _is_own(self, number: int) -> bool:
         """Return whether a part is not behind one that stays whole."""
-        return self._part is None or self._part.get() is thing
-
-    def _obstacle(self, thing: Any) -> str:
-        contents = attributes_of(thing)
-        names = {name_of(base) for base in bases_of(type(thing))}
-        if names & _OBSTACLES or any(map(contents.get, _OF_COMPILED)):
-            return "TorchScript, CUDA graphs and compiled code have addresses or copies of tensors"
-        return "its weights are packed" if self.kind_of(type(thing)) == PACKED else ""
-
-    def _add_tensor(self, tensor: Any, name: str, is_expected: bool) -> None:
-        super()._add_tensor(tensor, name, is_expected)
-        if is_expected and self._has_memory(tensor) and self._is_own(tensor):
-            if problem := _problem(self._torch, tensor):
-                raise _refused(name, problem)
-            self._tensors[id(tensor)] = tensor
+        return self._stays.get(number, number) == number
 
     def _has_memory(self, tensor: Any) -> bool:
         """Return whether a tensor has memory of its own on a device; wrappers have none."""
@@ -213,7 +219,6 @@ class _Finder(Inventory):
     def groups(self) -> list[list[Any]]:
         """Return the tensors that may move, by storage."""
         torch, base, tensors = self._torch, self._torch.Tensor, self._tensors
-        met = {key: max(1, self.met[key]) for key in tensors}
         uses = Counter[int]()  # by bases and gradients, in C++
         for tensor in list(tensors.values()):
             for other in (base._base.__get__(tensor), _gradient(torch, tensor)):
@@ -230,8 +235,9 @@ class _Finder(Inventory):
         for (one, tensor), count in zip(tensors.items(), counts, strict=True):
             key, in_use = _key_of(torch, tensor), base._use_count(tensor)
             groups[key].append(tensor)
-            # The dictionary refers to it, and torch while C++ uses the tensor elsewhere.
-            is_explained = count - 1 <= met.get(one, 0) + (in_use > 1) or one in self._passed
+            # The dictionary and the graph refer to it, and torch while C++ uses it elsewhere.
+            known = 1 + (in_use > 1) + (one in self._inner) + self._inner.get(one, 0)
+            is_explained = count <= known or one in self._passed
             if not is_explained or in_use > 1 + uses[one] or not base.is_leaf.__get__(tensor):
                 staying.add(key)
         count_uses: Any = private(torch, "_C._storage_Use_Count")
@@ -249,11 +255,20 @@ class _Finder(Inventory):
     def left(self) -> tuple[StillHeld, ...]:
         """Return what still exists on a device."""
         held: Counter[tuple[str, str]] = Counter()
-        for one in self.alive():
+        for one in self._storages.alive():
             if one.device != "host" or "cpu" not in STAYING:
                 name = one.what if one.part is None else one.part.name
                 held[name, one.device] += one.nbytes
         return tuple(StillHeld(name, n, device, ()) for (name, device), n in held.items())
+
+
+def _obstacle(thing: Any, kind: int) -> str:
+    """Return why an object cannot be moved, or an empty string."""
+    names = {name_of(base) for base in bases_of(type(thing))}
+    contents = attributes_of(thing) if kind == MODULE else {}
+    if names & _OBSTACLES or any(map(contents.get, _OF_COMPILED)):
+        return "TorchScript, CUDA graphs and compiled code have addresses or copies of tensors"
+    return "its weights are packed" if kind == PACKED else ""
 
 
 def _refused(name: str, reason: str) -> TypeError:

@@ -23,6 +23,7 @@ impossible leaves as an unload. A forked child starts over, unloaded.
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
@@ -31,14 +32,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch_utils._release.counting import Inventory
+from torch_utils._release.storages import Storages
 from torch_utils._resource import closed_error
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, repr_of
 from torch_utils.hosting.blocks import Blocks, blocks_of
 from torch_utils.hosting.tenant import Tenant
 
-__all__ = ["Holder", "HostStatus", "State", "Tenancy", "Transition"]
+__all__ = ["Changed", "Holder", "HostStatus", "State", "Tenancy", "Transition"]
 
 State = Literal[
     "unloaded", "loading", "loaded", "sleeping", "asleep", "waking", "unloading", "closed"
@@ -117,6 +118,42 @@ class Transition(Future[None]):
         self.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
 
 
+class Changed(threading.Condition):
+    """A condition whose lock is held without garbage collections.
+
+    They would run destructors of the program, which may wait for a thread that waits for this lock.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+        self._collects = False
+
+    def __enter__(self) -> bool:
+        is_held = super().__enter__()
+        self._depth += 1
+        if self._depth == 1:
+            self._collects = gc.isenabled()
+            gc.disable()
+        return is_held
+
+    def __exit__(self, *exception: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._collects:
+            gc.enable()
+        super().__exit__(*exception)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait without the lock, as `threading.Condition.wait` does."""
+        depth, self._depth = self._depth, 0
+        if self._collects:
+            gc.enable()
+        is_notified = super().wait(timeout)
+        self._depth, self._collects = depth, gc.isenabled()
+        gc.disable()
+        return is_notified
+
+
 class Tenancy:
     """The tenant of a host, its transition, its leases and its memory.
 
@@ -150,13 +187,13 @@ class Tenancy:
         self.keep_alive_s = keep_alive_s
         self.max_leases = max_leases
         self._declared = blocks_of(name, sizes)
-        self.changed: threading.Condition = threading.Condition()
+        self.changed = Changed()
         self.start_over(is_closing=False)
 
     def start_over(self, is_closing: bool) -> None:
         """Set the state of an unloaded host, in a new one or in a forked child."""
         # In place, for all hosts of a pool: a thread of the parent may hold the lock.
-        threading.Condition.__init__(self.changed)
+        Changed.__init__(self.changed)
         self.tenant: Tenant | None = None
         self.transition: Transition | None = None
         self.leases: dict[Holder, None] = {}
@@ -169,7 +206,7 @@ class Tenancy:
         self.unloads: int = 0
         self.last_error: str | None = None
         self.last_blocks: Blocks = {}
-        self.unloaded: list[Inventory] = []
+        self.unloaded: list[Storages] = []
 
     # What the state is
 
@@ -372,7 +409,7 @@ class Tenancy:
             if not is_asleep and self.tenant is not None:
                 self.leases.clear()  # Leases of an ended process, or at exit.
                 self.unloads += 1
-                self.unloaded.append(self.tenant.inventory)
+                self.unloaded.append(self.tenant.storages)
                 self.remains()  # Forgets models that are gone.
                 self.tenant = None
             self._wake_waiters()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch_utils._memory import empty_pinned_cache
 from torch_utils._oom import clear_exception_frames
-from torch_utils._release.counting import Inventory, inventory_of
-from torch_utils._release.objects import is_instance, is_released, parts_of
+from torch_utils._release.objects import Kinds, is_instance, is_namespace, is_released
 from torch_utils._release.run import release
+from torch_utils._release.storages import Storages, storages_in
 from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource
 from torch_utils._runtime import is_shutting_down, log, whole_torch
@@ -34,13 +34,13 @@ class ThreadTenant:
         load: Returns the model.
 
     Attributes:
-        inventory: Its memory when it was last measured; later, what of that still exists.
+        storages: Its memory when it was last measured; later, what of that still exists.
     """
 
     def __init__(self, name: str, load: Callable[[], Any]) -> None:
         self.report: CleanupReport = CleanupReport()
         self.model: Any = None
-        self.inventory: Any = Inventory()
+        self.storages: Storages = Storages()
         self._name = name
         self._make = load
         self._blocks: Blocks = {}
@@ -54,8 +54,7 @@ class ThreadTenant:
         if self.model is None:
             raise TypeError(f"the load function of {name} returned None; it must return the model")
         self.measure()
-        parts = [self.model, *(part for part, _ in parts_of(self.model))]
-        if not self.is_alive() or any(map(is_released, parts)):
+        if not self.is_alive() or any(map(is_released, _parts_of(self.model))):
             self.model = None
             raise TorchUtilsError(
                 f"the load function of {name} returned a model that was released; it must load the "
@@ -73,8 +72,8 @@ class ThreadTenant:
         if model is None or not self._reading.acquire(blocking=False):
             return
         try:
-            self.inventory = inventory_of(model)
-            self._blocks = self.inventory.blocks()
+            self.storages = storages_in(model)
+            self._blocks = self.storages.blocks()
         finally:
             self._reading.release()
 
@@ -136,6 +135,17 @@ class ThreadTenant:
             self.report = replace(release(), errors=(problem,))
         if offloaded is not None:  # torch keeps pinned memory.
             empty_pinned_cache(torch)
+
+
+def _parts_of(model: Any) -> Iterator[Any]:
+    """Yield what a model refers to, by itself or in its dictionaries, such as submodules."""
+    kinds, pending, seen = Kinds(), [model], set[int]()
+    while pending:
+        for part in kinds.referents(pending.pop()):
+            yield part
+            if type(part) is dict and id(part) not in seen and not is_namespace(part):
+                seen.add(id(part))
+                pending.append(part)
 
 
 Tenant = ThreadTenant | ModelProcess

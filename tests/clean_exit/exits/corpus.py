@@ -303,16 +303,14 @@ queue.close()
 queue.join_thread()
 """
 ERRORS = """
-import sys, threading
-if sys.version_info < (3, 11):
-    ExceptionGroup = None
+import threading
 def work():
     FAULT
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()
 """
-MANY = "raise (ExceptionGroup or ValueError)('many', [ValueError('a')])"
+MANY = "raise ExceptionGroup('many', [ValueError('a')])"
 
 SAID = [
     Pair("unraisable", "task-destroyed", PENDING, "pass", CANCELLED),

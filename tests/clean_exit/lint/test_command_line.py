@@ -159,8 +159,6 @@ def test_rules_are_left_out_in_some_files(folder: Path, output: Output) -> None:
     assert output(*arguments, ".")[0] == 0
     for wrong in ("dirty.py", ":import", "dirty.py:no-such"):
         assert output("--per-file-ignores", wrong, ".")[0] == 2
-    if sys.version_info < (3, 11):
-        pytest.importorskip("tomli")
     table = '[tool.clean-exit-lint.per-file-ignores]\n"dirty.py" = ["import"]\n'
     (folder / "pyproject.toml").write_text(f'{table}"tests/*" = ["all"]\n')
     assert output(".")[0] == 0
@@ -177,8 +175,6 @@ def test_rules_are_left_out_in_some_files(folder: Path, output: Output) -> None:
 def test_wrong_setting_names_the_file(
     setting: str, problem: str, folder: Path, output: Output
 ) -> None:
-    if sys.version_info < (3, 11):
-        pytest.importorskip("tomli")
     (folder / "pyproject.toml").write_text(f"[tool.clean-exit-lint]\n{setting}\n")
     code, _, errors = output(".")
     assert code == 2
@@ -234,8 +230,6 @@ def test_baseline_hides_known_findings_only(folder: Path, output: Output) -> Non
 def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> None:
     """Paths are relative to the file with the settings."""
     toml = folder / "pyproject.toml"
-    if sys.version_info < (3, 11):
-        pytest.importorskip("tomli")
     toml.write_text('[tool.clean-exit-lint]\nexclude = ["dirty.py"]\nformat = "json"\n')
     code, printed, _ = output(".")
     assert (code, json.loads(printed)["findings"]) == (0, [])

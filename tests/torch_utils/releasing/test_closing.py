@@ -10,6 +10,7 @@ import traceback
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -170,3 +171,38 @@ def test_close_that_returns_a_coroutine_is_an_error() -> None:
         (error,) = release(thing).errors
         assert str(error).startswith("to_await() has to be awaited")
     assert repr(model).startswith("<released")
+
+
+def test_object_that_cannot_be_closed_stays_whole() -> None:
+    """It may be in use, such as a host with a lease. Another try may succeed."""
+
+    class Service:
+        def __init__(self) -> None:
+            self.model, self.is_busy = nn.Linear(2, 2), True
+
+        def close(self) -> None:
+            if self.is_busy:
+                raise RuntimeError("in use")
+
+    service, other = Service(), nn.Linear(2, 2)
+    storages = weak(service.model)
+    for _ in range(2):
+        (error,) = release(service, other).errors
+        assert str(error) == "in use"
+    assert service.model(torch.ones(2)).shape == (2,)
+    with pytest.raises(ReleasedError):
+        other(torch.ones(2))
+    service.is_busy = False
+    assert release(service).errors == ()
+    assert gone(storages)
+
+
+def test_array_that_lent_its_memory_keeps_it() -> None:
+    array = np.ones(1_000_000, np.float32)
+    report = release(torch.from_numpy(array))
+    assert (report.total_freed_bytes, report.lent_bytes) == (0, 4_000_000)
+    assert "returned 4.0 MB to the array or file that had lent them" in str(report)
+    assert array.sum() == 1_000_000
+    tensor = torch.from_numpy(np.ones(10_000_000, np.float32))  # The last reference to the array.
+    report = release(tensor)
+    assert (report.total_freed_bytes, report.lent_bytes) == (40_000_000, 0)

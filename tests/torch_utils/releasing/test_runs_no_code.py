@@ -132,7 +132,7 @@ def test_search_for_holders_runs_no_code_of_the_holder() -> None:
     assert ASKED == []
     holders = [held.holders for held in report.still_held]
     assert len(holders) == len(PLACES)
-    assert ("a CuriousSlots",) in holders
+    assert all(name.startswith("the variable 'KEPT' of module ") for (name,) in holders)
 
 
 def test_release_runs_no_code_of_the_object() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextvars
 import gc
 import threading
+import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,26 +173,118 @@ def test_suspended_functions_are_users() -> None:
     assert ended.value.value.shape == (1, 4)
 
 
-def test_full_collection_runs_only_for_large_cycles() -> None:
-    class Node(nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.layer = nn.Linear(size, size)
-            self.bound = self.layer.forward
-            self.layer.owner = [self]
+class Node(nn.Module):
+    """A module in reference cycles: by a bound method, a list, a closure and an attribute."""
 
-    for size, expected in ((4, 0), (1000, 1)):
-        model = nn.Sequential(Node(size))
-        storages = weak(model)
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+        self.bound = self.layer.forward
+        self.layer.owner = [self]
+        self.again = lambda: self
+        self.layer.weight.owner = {"node": self}
+
+
+@pytest.mark.parametrize("collect", ["auto", "young", "never"])
+def test_cycles_are_broken_without_a_full_collection(collect: Any) -> None:
+    class Slotted:
+        __slots__ = ("node", "owner")
+
+    for size in (4, 1000):
+        service = App()
+        service.model, service.data = Node(size), Slotted()
+        service.data.owner, service.data.node = service.data, nn.Linear(size, size)
+        storages = weak(service.model, service.data.node)
+        with without_collector(), garbage_collections() as generations:
+            assert release(service, collect=collect).still_held == ()
+        assert gone(storages)
+        assert generations == []
+
+
+def test_cycle_with_a_destructor_is_left_to_python() -> None:
+    """A destructor may use all of it."""
+
+    class Handle:
+        def __init__(self, node: Node) -> None:
+            self.node = node
+
+        def __del__(self) -> None:
+            seen.append(self.node.layer.weight.numel())
+
+    for collect in ("auto", "never"):
+        seen: list[int] = []
+        service = App()
+        service.model = Node(4)
+        service.model.handle = Handle(service.model)
+        storages = weak(service.model)
+        with without_collector():
+            report = release(service, collect=collect)
+            assert (gone(storages), seen) == ((True, [16]) if collect == "auto" else (False, []))
+            assert bool(report.still_held) == (collect == "never")
+            gc.collect()
+        assert gone(storages) and seen == [16]
+
+
+def test_weak_reference_never_finds_an_object_that_was_emptied() -> None:
+    """Not in a destructor, a callback or another thread, as in Python's own collection."""
+
+    class Child:
+        def __init__(self, parent: Node) -> None:
+            self.parent = weakref.ref(parent)
+
+        def __del__(self) -> None:
+            parent = self.parent()
+            seen.append(parent is None or parent.layer.weight.numel() == 16)
+
+    seen: list[bool] = []
+    service = App()
+    service.model = Node(4)
+    service.model.child = Child(service.model)
+    storages = weak(service.model)
+    with without_collector():
+        release(service, collect="never")
+        assert not gone(storages)
         gc.collect()
-        with without_collector(), garbage_collections() as generations:
-            release(model)
-        assert generations.count(2) == expected
-        assert gone(storages) == bool(expected)
-    for collect in ("never", "young"):
-        with without_collector(), garbage_collections() as generations:
-            release(nn.Sequential(Node(1000)), collect=collect)
-        assert 2 not in generations
+    assert gone(storages) and seen == [True]
+
+
+def test_namespace_of_a_module_that_an_object_uses_stays() -> None:
+    module = types.ModuleType("plugin")
+    exec("kept = 1", vars(module))
+    service = App()
+    service.__dict__ = vars(module)
+    service.model = nn.Linear(4, 4)
+    with pytest.raises(TypeError, match="Nothing was changed"):
+        release(service)
+    release([service, nn.Linear(4, 4)])
+    assert module.kept == 1
+    assert module.model(INPUTS).shape == (1, 4)
+
+
+def test_memory_behind_many_objects_is_found() -> None:
+    for names in (("many", "inner"), ("inner", "many")):
+        service, inner = App(), App()
+        inner.model = nn.Linear(4, 4)
+        parts = {"many": [[{"id": n, "tags": []}] for n in range(60_000)], "inner": inner}
+        for name in names:
+            setattr(service, name, parts.pop(name))
+        storages = weak(inner.model)
+        del inner
+        assert release(service).freed_bytes == {"host": 80}
+        assert gone(storages)
+
+
+def test_part_of_a_cycle_that_a_thread_uses_stays_whole() -> None:
+    service = App()
+    service.model = Node(4)
+    use = in_a_thread(service.model.layer)
+    (held,) = release(service).still_held
+    assert held.nbytes == 80
+    assert use().shape == (1, 4)
+
+
+def test_full_collection_runs_only_for_what_may_be_garbage() -> None:
+    """It is not needed if a variable refers to the memory, or a live optimizer does."""
     for is_held in (False, True):
         model = nn.Sequential(nn.Linear(1000, 1000))
         local = model[0] if is_held else None
@@ -198,6 +292,20 @@ def test_full_collection_runs_only_for_large_cycles() -> None:
             assert bool(release(model).still_held) == is_held
         assert 2 not in generations
         del local
+    model = nn.Sequential(nn.Linear(1000, 1000))
+    trainer = App()
+    trainer.app, trainer.data = trainer, [model[0]]  # A cycle that nothing else refers to.
+    with without_collector(), garbage_collections() as generations:
+        del trainer
+        gc.collect(0), gc.collect(1)
+        trainer = App()
+        trainer.app, trainer.data = trainer, [model[0]]
+        gc.collect(0), gc.collect(1)  # Old garbage, which young collections do not find.
+        storages = weak(model)
+        del trainer
+        assert release(model).still_held == ()
+    assert gone(storages)
+    assert 2 in generations
 
 
 def test_object_is_emptied_whose_only_model_is_passed_too() -> None:

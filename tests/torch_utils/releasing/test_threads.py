@@ -113,3 +113,71 @@ def test_releases_whose_close_releases_the_object_of_the_other_end() -> None:
     reports = in_threads(partial(release, first), partial(release, second))
     assert [report.errors for report in reports] == [(), ()]
     assert (first.closed, second.closed) == (1, 1)
+
+
+BESIDE_A_LOCK = """
+import faulthandler, gc, sys, threading, time, warnings
+import torch
+from torch_utils import ModelHost, SafePyTorchCleanup, offload, release
+
+warnings.simplefilter("ignore")
+faulthandler.dump_traceback_later(300, exit=True)  # For what hangs.
+gc.freeze()
+LOCK = threading.RLock()  # of the program; one thread alone cannot block itself
+calls = []
+
+class Session:  # garbage whose destructor needs the lock
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        with LOCK:
+            calls.append(1)
+
+def model(layers=1):
+    return torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(layers)])
+
+def by_scope(thing):
+    with SafePyTorchCleanup(collect="never") as scope:
+        scope.manage(thing)
+
+def by_host(thing):
+    with ModelHost(lambda: thing) as host:
+        host.load()
+        host.status()
+
+WAYS = [
+    lambda thing: release(thing, collect="never", trim_host=False),
+    lambda thing: release({"a": [thing]}, collect="young", trim_host=False),
+    by_scope,
+    by_host,
+    offload,
+]
+
+def service():  # holds the lock while it releases
+    while not done:
+        with LOCK:
+            release(model(), collect="never", trim_host=False)
+
+done = False
+thread = threading.Thread(target=service)
+thread.start()
+for way in WAYS:
+    before = len(calls)
+    end = time.monotonic() + 100
+    while len(calls) < before + 20 and time.monotonic() < end:
+        thing = model(300)
+        Session()
+        way(thing)
+    assert len(calls) >= before + 20
+done = True
+thread.join()
+faulthandler.cancel_dump_traceback_later()
+"""
+
+
+def test_release_waits_for_no_lock_of_the_program() -> None:
+    """A collection in the middle of a release runs a destructor, which waits for a lock.
+
+    Another thread holds that lock, and releases something, too.
+    """
+    assert_clean(run_forked(BESIDE_A_LOCK, quick_end=True))
