@@ -134,6 +134,24 @@ def release_wrapper(result: Result) -> str:
     )
 
 
+@from_file("census")
+def census_costs(result: Result) -> str:
+    """Milliseconds of an empty block and of a census, and seconds of a suite."""
+    suite = result["suite_of_300_s"]
+    rows = [
+        [f"{row['objects']:,} objects", *(f"{row[key]:.0f} ms" for key in _CENSUS)]
+        for row in result["blocks"]
+    ]
+    text = table(
+        ["", "`gc.collect()`", "an empty block", "`live_memory()`", "its table with holders"], rows
+    )
+    seconds = f"{suite['off']:.1f} s, and {suite['on']:.1f} s with the option"
+    return f"{text}\n\nA suite of 300 tests takes {seconds}."
+
+
+_CENSUS = ("gc_ms", "block_ms", "census_ms", "table_ms")
+
+
 @from_file("release")
 def release_many(result: Result) -> str:
     """Microseconds for each of 16,000 tensors, and the longest wait of another thread."""

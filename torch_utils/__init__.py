@@ -14,6 +14,10 @@ TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from typing import Any
 
+    from torch_utils._census import LiveEntry as LiveEntry
+    from torch_utils._census import LiveMemory as LiveMemory
+    from torch_utils._census import live_memory as live_memory
+    from torch_utils._census import no_growth as no_growth
     from torch_utils._cleanup import SafePyTorchCleanup as SafePyTorchCleanup
     from torch_utils._memory import DeviceInfo as DeviceInfo
     from torch_utils._memory import DeviceMemory as DeviceMemory
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from torch_utils._timing import measure as measure
     from torch_utils._timing import measuring as measuring
     from torch_utils.errors import CleanupError as CleanupError
+    from torch_utils.errors import MemoryGrowthError as MemoryGrowthError
     from torch_utils.errors import ModelInUseError as ModelInUseError
     from torch_utils.errors import ModelProcessError as ModelProcessError
     from torch_utils.errors import NoRoomError as NoRoomError
@@ -56,8 +61,9 @@ if TYPE_CHECKING:
     from torch_utils.hosting.sleep import offload as offload
 
 _NAMES_IN = {
+    "_census": "LiveEntry LiveMemory live_memory no_growth",
     "_cleanup": "SafePyTorchCleanup",
-    "errors": "CleanupError ModelInUseError ModelProcessError NoRoomError "
+    "errors": "CleanupError MemoryGrowthError ModelInUseError ModelProcessError NoRoomError "
     "ReleasedError ResourceClosedError SignalError TorchUtilsError UnknownModelError",
     "hosting.host": "HostStatus ModelHost",
     "hosting.pool": "ModelPool",

@@ -6,6 +6,8 @@ TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch_utils._census import LiveEntry
+
 
 class TorchUtilsError(Exception):
     """Base class of this package's exceptions."""
@@ -47,6 +49,18 @@ class UnknownModelError(TorchUtilsError, KeyError):
 
 class SignalError(TorchUtilsError, ValueError):
     """A signal handler cannot be installed in this thread or for this signal."""
+
+
+class MemoryGrowthError(TorchUtilsError, AssertionError):
+    """A block or a test left more memory behind than it found.
+
+    Attributes:
+        entries: What is new, the largest first, as `LiveEntry` objects.
+    """
+
+    def __init__(self, message: str, entries: Sequence[LiveEntry] = ()) -> None:
+        super().__init__(message)
+        self.entries = tuple(entries)
 
 
 class CleanupError(TorchUtilsError, ExceptionGroup[Exception]):

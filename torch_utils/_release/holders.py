@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent
 import gc
+import re
 import sys
 import threading
 from collections import Counter
@@ -249,7 +250,9 @@ class Search:
 
 def _choose(names: list[str]) -> list[str]:
     """Return a few names, variables first, and those of the standard library only if need be."""
-    names = sorted(dict.fromkeys(names), key=lambda name: not is_variable(name))
+    # Of several items of one list, the first is enough.
+    names = [*{re.sub(r"\[\d+\]", "[]", name): name for name in names[::-1]}.values()][::-1]
+    names.sort(key=lambda name: not is_variable(name))
     own = [one for one in names if not any(map(one.__contains__, _NOISE))]
     return (own or names)[:_MOST_NAMES]
 
