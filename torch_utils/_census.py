@@ -36,11 +36,12 @@ from torch_utils._release.objects import Kinds, attributes_of, is_instance, name
 from torch_utils._release.roots import Root
 from torch_utils._release.storages import name_of_device, storages_of
 from torch_utils._report import format_bytes
-from torch_utils._runtime import reference_counts, whole_torch
+from torch_utils._runtime import private, reference_counts, whole_torch
 from torch_utils.errors import MemoryGrowthError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 20  # entries of a table
+_CONSTANT = 64  # bytes
 _SAMPLE = 8  # tensors of an entry from which the search begins
 
 
@@ -65,6 +66,10 @@ class LiveEntry:
     def holders(self) -> tuple[str, ...]:
         """What refers to them, variables first; searched for when this is read first."""
         return self._find()
+
+    def __reduce__(self) -> Any:
+        find = partial(tuple, self.holders)
+        return type(self), (self.what, self.nbytes, self.device, self.storages, find)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes, for JSON."""
@@ -149,9 +154,10 @@ def live_memory(*, device: Any = None, least_bytes: int = 1 << 20) -> LiveMemory
         The census. It keeps nothing alive.
 
     Raises:
-        TypeError: ``device`` is neither a string nor a `torch.device`.
+        TypeError: An argument has the wrong type.
+        ValueError: torch knows no such device.
     """
-    wanted = _device_name(device)
+    wanted, _, _ = _check(device, least_bytes, ())
     records, _ = _scan(wanted, with_owners=True)
     totals = _totals(records)
     notes = []
@@ -201,9 +207,18 @@ class _Owner:
 
 
 def _device_name(device: Any) -> str | None:
-    if device is None or isinstance(device, str):
-        return "host" if device == "cpu" else device
     torch: Any = whole_torch()
+    if device is None or device in ("host", "cpu"):
+        return None if device is None else "host"
+    if isinstance(device, str) and torch is not None:
+        try:
+            torch.device(device)
+        except RuntimeError:
+            raise ValueError(
+                f"torch knows no device {device!r}; name one such as 'cuda:0'"
+            ) from None
+    if isinstance(device, str):
+        return device
     if torch is None or not is_instance(device, torch.device):
         raise TypeError(
             f'device must be a string such as "cuda:0" or a torch.device, got {device!r}'
@@ -256,7 +271,8 @@ def _add(
                 dtype = str(base.dtype.__get__(one)).removeprefix("torch.")
                 shape = f"{'gradient ' if of else ''}{tuple(base.size(one))} {dtype}"
                 size = nbytes if known is None else max(nbytes, known.nbytes)
-                found[key] = _Storage(key, size, device, shape, ref(one), owner, of)
+                # Only the parameter refers to its gradient, in C++.
+                found[key] = _Storage(key, size, device, shape, ref(tensor), owner, of)
 
 
 def _sizes_of(torch: Any, tensor: Any) -> Iterator[tuple[int, int]]:
@@ -440,7 +456,8 @@ class Measurement:
         """Return what is new; a full garbage collection runs only if something seems to be.
 
         Args:
-            result: An object whose memory does not count.
+            result: A list with an object whose memory does not count, as far as nothing else uses
+                it.
         """
         entries: tuple[LiveEntry, ...] = ()
         for is_last in (False, True):
@@ -457,9 +474,10 @@ class Measurement:
     def _entries(self, result: Any, is_last: bool) -> tuple[LiveEntry, ...]:
         after, with_graph = _scan(self._device)
         returned, has_graph = _keys_in(result)
+        returned |= {one.key for one in after if one.parameter in returned}
         grown = _grown(self._records, [one for one in after if one.key not in returned])
-        # What was there before gets its gradient only once.
-        known = {one.key for one in self._records}
+        # What was there before, without a gradient, gets one only once.
+        known = {one.key for one in self._records} - {one.parameter for one in self._records}
         grown = [one for one in grown if one.parameter not in known]
         if is_last and self._ignore:
             grown = [one for one in grown if not _is_ignored(one, self._ignore)]
@@ -488,8 +506,8 @@ class Measurement:
             if (one := find()) is not None and returned.isdisjoint(addresses_of(torch, one))
         )
         one, count = None, graphs.nodes - self._graphs.nodes
-        if count <= 0:
-            return [*_entries_of(kept, 1)]
+        if count <= 0:  # Torch keeps constants.
+            return [*_entries_of([one for one in kept if one.nbytes > _CONSTANT], 1)]
         find = partial(_holders_of_graph, graphs.find)
         if kept:
             noun = "tensor" if len(kept) == 1 else "tensors"
@@ -504,7 +522,8 @@ def _check(device: Any, least_bytes: Any, ignore: Any) -> tuple[str | None, int,
     """Return the arguments as they are used."""
     if type(least_bytes) is not int or least_bytes < 0:
         raise TypeError(f"least_bytes must be an int of at least 0, got {least_bytes!r}")
-    ignored = tuple(ignore) if isinstance(ignore, (tuple, list, set)) else (ignore,)
+    is_several = isinstance(ignore, (tuple, list, set, frozenset))
+    ignored = tuple(ignore) if is_several else (ignore,)
     for one in ignored:
         if not (isinstance(one, (type, ModuleType)) or callable(one)):
             raise TypeError(f"ignore takes classes, modules and functions, got {one!r}")
@@ -516,29 +535,31 @@ def _holders_of_graph(find: Callable[[], Any]) -> tuple[str, ...]:
     return holders.of(0)
 
 
-def _keys_in(result: Any) -> tuple[set[int], bool]:
-    """Return the addresses of the storages in an object, and whether it has an autograd graph."""
+def _keys_in(results: Any) -> tuple[set[int], bool]:
+    """Return the addresses of storages that only a result uses, and whether it has a graph."""
     torch: Any = whole_torch()
     keys, has_graph = set[int](), False
-    if result is None or torch is None:
+    if not results or torch is None:
         return keys, has_graph
-    kinds = Kinds()
+    kinds, base = Kinds(), torch.Tensor
     with reading():
-        graph = Graph([Root(result, "", kinds.of(type(result)))], kinds)
-        for number in graph.memory:
-            tensor = graph.nodes[number]
-            if is_instance(tensor, torch.Tensor):
-                keys |= addresses_of(torch, tensor)
-                if not torch.Tensor.is_leaf.__get__(tensor):
-                    has_graph = True
-                elif (gradient := torch.Tensor.grad.__get__(tensor)) is not None:
-                    keys |= addresses_of(torch, gradient)
+        graph = Graph([Root(results, "", kinds.of(type(results)))], kinds)
+        tensors = [n for n in graph.memory if is_instance(graph.nodes[n], base)]
+        count_uses = private(torch, "Tensor._use_count") or (lambda tensor: 1)
+        in_cpp = {n: 1 for n in tensors if count_uses(graph.nodes[n]) > 1}
+        for number in {*tensors} - graph.users(in_cpp).keys():
+            keys |= addresses_of(torch, graph.nodes[number])
+            has_graph = has_graph or not base.is_leaf.__get__(graph.nodes[number])
     return keys, has_graph
 
 
 def _is_in_cpp_only(one: _Storage) -> bool:
+    """Return whether only C++ refers to a tensor, for example a graph that has saved it."""
     things = [one.find()]
-    return reference_counts(things) == [1]  # Torch refers to it for C++.
+    count_uses = private(whole_torch(), "Tensor._use_count")
+    if things[0] is None or count_uses is None or count_uses(things[0]) < 2:
+        return False
+    return reference_counts(things) == [1]  # Torch's own, for C++.
 
 
 def _is_ignored(one: _Storage, ignore: tuple[Any, ...]) -> bool:
@@ -636,9 +657,9 @@ class no_growth:  # noqa: N801  (used like a function)
                     left[0] -= 1
                     await function(*args, **kwargs)
                 measurement = self._begin()
-                result = await function(*args, **kwargs)
-                _raise_growth(name, measurement.growth(result))
-                return result
+                results = [await function(*args, **kwargs)]
+                _raise_growth(name, measurement.growth(results))
+                return results.pop()
 
             return awaiting  # type: ignore[return-value]
 
@@ -648,9 +669,9 @@ class no_growth:  # noqa: N801  (used like a function)
                 left[0] -= 1
                 ensure_ran(function(*args, **kwargs))
             measurement = self._begin()
-            result = ensure_ran(function(*args, **kwargs))
-            _raise_growth(name, measurement.growth(result))
-            return result
+            results = [ensure_ran(function(*args, **kwargs))]
+            _raise_growth(name, measurement.growth(results))
+            return results.pop()
 
         return wrapper  # type: ignore[return-value]
 

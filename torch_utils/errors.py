@@ -60,7 +60,7 @@ class MemoryGrowthError(TorchUtilsError, AssertionError):
 
     def __init__(self, message: str, entries: Sequence[LiveEntry] = ()) -> None:
         super().__init__(message)
-        self.entries = tuple(entries)
+        self.entries: tuple[LiveEntry, ...] = tuple(entries)
 
 
 class CleanupError(TorchUtilsError, ExceptionGroup[Exception]):

@@ -52,8 +52,6 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     has_all = config.getoption("--no-growth") or config.getini("no_growth")
     if has_all or any(item.get_closest_marker("no_growth") for item in items):
         plugin = _make_plugin(has_all)
-        for item in items:
-            plugin.arguments_of(item)  # A wrong one ends the run before the first test.
         config.pluginmanager.register(plugin, "torch_utils_growth")
         config.pluginmanager.register(plugin.protocol, "torch_utils_growth_protocol")
 
@@ -63,17 +61,19 @@ class _Report:
 
     def __init__(self, config: Any) -> None:
         self._path = config.getoption("--no-growth-report")
-        self._growth: list[Any] = []
+        self._growth: dict[str, Any] = {}  # The last of a test that was repeated.
+        with open(self._path, "w", encoding="utf-8"):  # noqa: PTH123  (fails at once, not at the end)
+            pass
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         for name, value in report.user_properties:
             if name == "no_growth":
-                self._growth.append(json.loads(value))
+                self._growth[report.nodeid] = json.loads(value)
 
     def pytest_sessionfinish(self, session: Any) -> None:
         if not hasattr(session.config, "workerinput"):
             with open(self._path, "w", encoding="utf-8") as file:  # noqa: PTH123
-                json.dump({"growth": self._growth}, file, indent=2)
+                json.dump({"growth": [*self._growth.values()]}, file, indent=2)
 
 
 def _make_plugin(has_all: bool) -> Any:
@@ -90,6 +90,7 @@ def _make_plugin(has_all: bool) -> Any:
             self._measurement: Any = None
             self._entries: tuple[Any, ...] = ()
             self._has_failed = self._amends_later = False
+            self._problem = ""
             self.protocol = Protocol(self)
 
         def arguments_of(self, item: Any) -> dict[str, Any] | None:
@@ -97,22 +98,29 @@ def _make_plugin(has_all: bool) -> Any:
             marker = item.get_closest_marker("no_growth")
             if marker is None:
                 return {} if has_all else None
-            if marker.args or not {*marker.kwargs} <= {*_ARGUMENTS}:
-                raise pytest.UsageError(
-                    f"{item.nodeid}: the marker no_growth takes {', '.join(_ARGUMENTS)} by name"
-                )
             return dict(marker.kwargs)
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item: Any) -> Generator[None, Any, Any]:
             arguments = self.arguments_of(item)
-            self._entries, self._has_failed = (), False
-            if arguments is not None:
-                self._measurement = Measurement(**arguments)
+            self._entries, self._has_failed, self._problem = (), False, ""
+            marker = item.get_closest_marker("no_growth")
+            if marker is not None and (marker.args or not {*marker.kwargs} <= {*_ARGUMENTS}):
+                self._problem = f"the marker no_growth takes {', '.join(_ARGUMENTS)} by name"
+            elif arguments is not None:
+                try:
+                    self._measurement = Measurement(**arguments)
+                except (TypeError, ValueError) as error:
+                    self._problem = f"the marker no_growth: {error}"
             try:
                 return (yield)
             finally:
                 self._measurement = None
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_setup(self) -> None:
+            if self._problem:
+                pytest.fail(self._problem, pytrace=False)
 
         @pytest.hookimpl(wrapper=True)
         def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, Any, Any]:
@@ -126,14 +134,18 @@ def _make_plugin(has_all: bool) -> Any:
         def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, Any, Any]:
             report: Any = yield
             self._has_failed = self._has_failed or not report.passed
-            is_last = call.when == "teardown" and not self._has_failed
-            if is_last and self._measurement is not None:
-                # pytest keeps these until the end of the protocol.
-                kept = [vars(item).get(name) for name in ("funcargs", "_instance", "stash")]
-                self._entries = self._measurement.growth(kept)
-                if not self._amends_later:
-                    self._amend(item, report)
+            if call.when == "teardown" and not self._amends_later:
+                self._measure(item)
+                self._amend(item, report)
             return report
+
+        def _measure(self, item: Any) -> None:
+            if self._measurement is not None and not self._has_failed:
+                # pytest keeps these until the end of the protocol; nothing needs them any more.
+                item.funcargs = {}
+                for name in ("_instance", "_obj"):
+                    vars(item).pop(name, None)
+                self._entries = self._measurement.growth()
 
         def _amend(self, item: Any, report: Any) -> None:
             if self._entries:
@@ -167,6 +179,7 @@ def _make_plugin(has_all: bool) -> Any:
                 reports = runtestprotocol(item, nextitem=nextitem, log=False)
             finally:
                 growth._amends_later = False
+            growth._measure(item)
             for report in reports:
                 if report.when == "call":
                     growth._amend(item, report)

@@ -1,13 +1,14 @@
 """Tests of `no_growth`: leaks are found and named, and ordinary code raises no alarm."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
-# mypy: disable-error-code="arg-type, assignment, attr-defined, index, type-var"
+# mypy: disable-error-code="arg-type, assignment, attr-defined, index, operator, type-var"
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import gc
+import pickle
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from tests.support.releasing import garbage_collections
-from torch_utils import MemoryGrowthError, no_growth
+from torch_utils import MemoryGrowthError, live_memory, no_growth
 
 KEPT: dict[str, Any] = {}
 MODEL = nn.Sequential(nn.Linear(20, 20), nn.BatchNorm1d(20), nn.Linear(20, 4))
@@ -250,3 +251,46 @@ def test_caches_that_are_meant_are_ignored() -> None:
     with pytest.raises(MemoryGrowthError) as caught, no_growth(ignore=(Cache, module, table_of)):
         fill(torch.ones(13))
     assert [one.what for one in caught.value.entries] == ["a tensor (13,) float32"]
+
+
+def test_what_is_returned_counts_if_something_else_keeps_it() -> None:
+    cache: list[torch.Tensor] = []
+    KEPT["cache"] = cache
+
+    def keep() -> Any:
+        cache.append(torch.ones(9))
+        return cache[-1]
+
+    def whole() -> Any:
+        keep()
+        return cache
+
+    for function in (keep, whole):
+        with pytest.raises(MemoryGrowthError):
+            no_growth()(function)()
+    outputs = no_growth()(lambda: {"a": [torch.ones(5)], "b": torch.ones(6)})()
+    assert len(outputs) == 2
+
+
+def test_gradients_that_are_kept_are_found() -> None:
+    def keep() -> None:
+        MODEL.zero_grad()
+        MODEL(torch.rand(8, 20)).sum().backward()
+        KEPT.setdefault("gradients", []).append([one.grad for one in MODEL.parameters()])
+
+    keep()
+    with pytest.raises(MemoryGrowthError), no_growth():
+        keep()
+
+
+def test_error_can_be_sent_to_another_process() -> None:
+    with pytest.raises(MemoryGrowthError) as caught, no_growth():
+        KEPT["x"] = torch.ones(9)
+    copy = pickle.loads(pickle.dumps(caught.value.entries))
+    assert copy[0].holders == (f"{VARIABLE}: KEPT['x']",)
+
+
+def test_unknown_devices_are_refused() -> None:
+    for use in (no_growth, live_memory):
+        with pytest.raises(ValueError, match="torch knows no device 'cudda'"):
+            use(device="cudda")

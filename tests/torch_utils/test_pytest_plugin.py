@@ -143,10 +143,61 @@ def test_is_not_measured():
     result = in_own_process(pytester, "--no-growth-report", "growth.json")
     result.assert_outcomes(passed=2, failed=1)
     assert len(json.loads((pytester.path / "growth.json").read_text())["growth"]) == 1
-    pytester.makepyfile("import pytest\n@pytest.mark.no_growth(warmup=1)\ndef test_it(): ...")
+    pytester.makepyfile("""
+import pytest
+
+@pytest.mark.no_growth(warmup=1)
+def test_name(): ...
+
+@pytest.mark.no_growth(least_bytes="x")
+def test_value(): ...
+""")
     result = in_own_process(pytester)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*the marker no_growth takes device, least_bytes, ignore by name"])
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["the marker no_growth takes device, least_bytes, ignore by name"])
+    result.stdout.fnmatch_lines(["the marker no_growth: least_bytes must be an int *, got 'x'"])
+
+
+def test_leaks_into_fixtures_of_a_wider_scope_are_found(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+import pytest, torch
+
+class App:
+    cache = None
+
+@pytest.fixture(scope="session")
+def app():
+    app = App()
+    app.cache = []
+    return app
+
+@pytest.fixture
+def client(app):
+    return lambda: app.cache.append(torch.ones(10))
+
+def test_by_the_app(app):
+    app.cache.append(torch.ones(10))
+
+def test_by_a_client(client):
+    client()
+
+class TestClass:
+    def test_by_the_instance(self, app):
+        self.cache = app.cache
+        self.cache.append(torch.ones(10))
+
+def test_clean(client):
+    kept = torch.ones(10), client
+""")
+    for options, outcomes in (
+        (("--no-growth",), {"failed": 3, "passed": 1}),
+        (("--no-growth", "--reruns", "1"), None),
+    ):
+        result = in_own_process(pytester, *options)
+        if outcomes is not None:
+            result.assert_outcomes(**outcomes)
+        assert "test_by_a_client left " in result.stdout.str()
+        assert "test_clean left" not in result.stdout.str()
 
 
 KEEPING = """

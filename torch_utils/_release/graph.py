@@ -67,8 +67,8 @@ class Graph:
         self.inner: list[int] = []
         self.memory: list[int] = []
         self.unexpected: set[int] = set()
-        self.is_partial = False
-        self.count_of_roots = len(roots)
+        self.is_partial: bool = False
+        self.count_of_roots: int = len(roots)
         self._kinds = kinds
         self._index: dict[int, int] = {}  # Numbers by ids; -1 for what is not followed.
         self._parents: list[int] = []
@@ -90,7 +90,7 @@ class Graph:
             self._walk(number, root)
         # Left out were, for example, half of 100,000 documents: the others lead to nothing.
         self.is_partial |= not self._cut.isdisjoint(self._branching)
-        self.stays = self.users()
+        self.stays: dict[int, int] = self.users()
 
     def _add(self, thing: Any, parent: int, kind: int) -> int:
         number = self._index[id(thing)] = len(self.nodes)

@@ -47,7 +47,10 @@ from torch_utils._runtime import DEBUG, has_gil, log, private, reference_counts,
 
 OUTSIDE_PYTHON = "something that Python does not show, such as a numpy array or C++"
 _WITH_LOCALS = frozenset(("locals", "vars", "eval", "exec", "dir"))
-_NOISE = (f" at {threading.__file__}", f" at {concurrent.__path__[0]}", " of module threading")
+_NOISE = (
+    *(f" at {threading.__file__}", f" at {concurrent.__path__[0]}", " of module threading"),
+    *("/_pytest/", "/pluggy/"),
+)
 _PACKAGE = __name__.partition(".")[0]
 _MOST_STEPS = 10  # from the memory to a variable
 _MOST_THINGS = 32  # whose referrers one pass finds; it takes longer the more there are
@@ -150,7 +153,7 @@ class Search:
             if node is None:
                 node = self.nodes[id(referrer)] = Node(referrer)
                 child = self.nodes[next(iter(met))].thing if met else None
-                node.name = _name_of(referrer, child)
+                node.name = _name_of(referrer, child)  # That of a variable depends on the way.
                 if self._ends_at_frames and not node.name.startswith(_ENDS):
                     # Only an ended call may refer to a function, for example.
                     node.name = "a call that has ended" if kind is FrameType else ""
@@ -264,9 +267,7 @@ def _name_of(thing: Any, child: Any) -> str:
         module = dict.get(thing, "__name__")
         known = sys.modules.get(module) if type(module) is str else None
         if is_namespace(thing) or (type(known) is ModuleType and vars(known) is thing):
-            named = [key for key, value in list(thing.items()) if value is child]
-            place = f"module {module}" if module else "a namespace"
-            return f"the variable {named[0]!r} of {place}" if named else ""
+            return _variable_of(thing, child)
     if id(type) in map(id, bases_of(kind)):
         return f"the class {type.__dict__['__qualname__'].__get__(thing)}"
     if kind is FunctionType:
@@ -286,6 +287,13 @@ def _name_of(thing: Any, child: Any) -> str:
             if value is child and type(key) is ContextVar:
                 return f"the context variable {key.name!r}"
     return ""
+
+
+def _variable_of(namespace: dict[str, Any], value: Any) -> str:
+    named = [key for key, one in list(namespace.items()) if one is value]
+    module = dict.get(namespace, "__name__")
+    place = f"module {module}" if type(module) is str else "a namespace"
+    return f"the variable {named[0]!r} of {place}" if named else ""
 
 
 def _class_phrase(thing: Any) -> str:
@@ -309,13 +317,19 @@ def _place_of(code: CodeType, frame: FrameType | None = None) -> str:
 def _describe(end: str, node: Node, number: int) -> str:
     """Return the name of a holder, and the way from there to the memory."""
     way = _way(node, number)
-    things, text = [one.thing for one in way], end
+    things = [one.thing for one in way]
+    if type(things[0]) is dict and is_variable(end) and len(things) > 1 and node.name:
+        end = _variable_of(things[0], things[1]) or end
+    text = end
     frame = next((thing for thing in things if type(thing) is FrameType), None)
     if frame is not None:
         code = frame.f_code
         return f"{end}, an exception that ended {code.co_qualname}() {_place_of(code, frame)}"
     owner = next(filter(_is_of_torch, things[-2::-1]), None)
-    last = len(things) if owner is None else 1 + [thing is owner for thing in things].index(True)
+    last = len(things)
+    torch: Any = whole_torch()
+    if owner is not None and not is_instance(owner, torch.nn.Module):
+        last = 1 + [thing is owner for thing in things].index(True)  # Its groups tell nothing.
     path = _path_of(things[:last], end)
     if path:
         text += f": {path}"

@@ -199,7 +199,7 @@ class Kinds:
         modules = [sys.modules.get(name) for name in names]
         contents = [_contents_of(module) for module in modules if type(module) is types.ModuleType]
         arrays = [each.get("ndarray") for each in contents]
-        self.untracked = {
+        self.untracked: set[int] = {
             id(kind) for kind in (*arrays, private(whole_torch(), "_C.ScriptObject")) if kind
         }
         self._unclear = self.untracked | _PLAIN_CONTAINERS

@@ -105,7 +105,7 @@ class Storages:
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
         self._lent: list[tuple[int, int]] = []
-        self.freed = Counter[str]()
+        self.freed: Counter[str] = Counter()
 
     def add(self, graph: Graph, kinds: Kinds) -> bool:
         """Count the memory in a graph. Call this inside `without_overrides`.

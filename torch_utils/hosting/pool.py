@@ -77,7 +77,7 @@ class ModelPool(ModelLender):
         max_loaded: int | None = None,
         keep_alive: float | str = "5m",
     ) -> None:
-        self.changed = Changed()  # also the lock of all its hosts
+        self.changed: Changed = Changed()  # also the lock of all its hosts
         self._hosts: dict[str, ModelHost[Any]] = {}
         self._is_auto = budget_bytes == "auto"
         sizes: Any = None if self._is_auto else budget_bytes

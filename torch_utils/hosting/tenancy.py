@@ -187,7 +187,7 @@ class Tenancy:
         self.keep_alive_s = keep_alive_s
         self.max_leases = max_leases
         self._declared = blocks_of(name, sizes)
-        self.changed = Changed()
+        self.changed: Changed = Changed()
         self.start_over(is_closing=False)
 
     def start_over(self, is_closing: bool) -> None:

@@ -55,7 +55,7 @@ def in_a_closure(weight: nn.Parameter) -> Any:
 
 
 HOLDERS: dict[str, tuple[Callable[[nn.Parameter], Any], str]] = {
-    "module": (in_another_module, f"{VARIABLE}: KEPT['module'], another module (Linear)"),
+    "module": (in_another_module, f"{VARIABLE}: KEPT['module'].weight, another module (Linear)"),
     "optimizer": (
         lambda w: torch.optim.SGD([w], lr=0.1),
         f"{VARIABLE}: KEPT['optimizer'], an optimizer (SGD)",
@@ -251,3 +251,23 @@ def test_variable_that_an_inner_function_uses_is_named() -> None:
     named = " and ".join(held.holders)
     assert "the variable 'layer' of test_variable_that_an_inner_function_uses_is_named()" in named
     assert embed() is layer
+
+
+OTHER: dict[str, Any] = {}
+THIRD: list[Any] = []
+
+
+def test_each_of_several_variables_of_a_module_is_named() -> None:
+    """They stand in one dictionary."""
+    model = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+    KEPT["a"], OTHER["b"] = model[0], model[1]
+    THIRD.append(model[2])
+    named = {one.what[-1]: one.holders for one in release(model).still_held}
+    OTHER.clear()
+    THIRD.clear()
+    place = f"of module {__name__}"
+    assert named == {
+        "0": (f"the variable 'KEPT' {place}: KEPT['a']",),
+        "1": (f"the variable 'OTHER' {place}: OTHER['b']",),
+        "2": (f"the variable 'THIRD' {place}: THIRD[0]",),
+    }
