@@ -424,15 +424,27 @@ class Measurement:
         device: As in `no_growth`.
         least_bytes: As in `no_growth`.
         ignore: As in `no_growth`.
+        after: The measurement of a block that has just ended, at whose end this one begins.
 
     Raises:
         TypeError: An argument has the wrong type.
     """
 
-    def __init__(self, *, device: Any = None, least_bytes: int = 1, ignore: Any = ()) -> None:
+    def __init__(
+        self,
+        *,
+        device: Any = None,
+        least_bytes: int = 1,
+        ignore: Any = (),
+        after: Measurement | None = None,
+    ) -> None:
         self._device, self._least_bytes, self._ignore = _check(device, least_bytes, ignore)
-        gc.collect(1)  # What is young garbage now could hide what the block leaves behind.
         self._allocated = self._allocated_bytes()
+        self._end: tuple[list[_Storage], _Graphs] | None = None
+        if after is not None and after._end is not None and after._device == self._device:
+            self._records, self._graphs = after._end
+            return
+        gc.collect(1)  # What is young garbage now could hide what the block leaves behind.
         self._records, tensors = _scan(self._device)
         self._graphs = _measure_graphs(tensors)
 
@@ -492,11 +504,15 @@ class Measurement:
         kept = [one for one in after if one.key in keys & in_graphs]
         is_on_host = self._device in (None, "host")
         if kept or (not entries and not has_graph and is_on_host):
-            entries += self._graph_entries(kept, with_graph, returned)
+            entries += self._graph_entries(after, kept, with_graph, returned)
         return tuple(sorted(entries, key=lambda one: -one.nbytes))
 
     def _graph_entries(
-        self, kept: list[_Storage], with_graph: list[Any], returned: set[int]
+        self,
+        after: list[_Storage],
+        kept: list[_Storage],
+        with_graph: list[Any],
+        returned: set[int],
     ) -> list[LiveEntry]:
         """Return what graphs keep in addition: tensors, or results that only C++ knows."""
         torch: Any = whole_torch()
@@ -506,6 +522,8 @@ class Measurement:
             if (one := find()) is not None and returned.isdisjoint(addresses_of(torch, one))
         )
         one, count = None, graphs.nodes - self._graphs.nodes
+        if not kept and not returned:
+            self._end = after, graphs
         if count <= 0:  # Torch keeps constants.
             return [*_entries_of([one for one in kept if one.nbytes > _CONSTANT], 1)]
         find = partial(_holders_of_graph, graphs.find)

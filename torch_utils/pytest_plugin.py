@@ -88,6 +88,7 @@ def _make_plugin(has_all: bool) -> Any:
 
         def __init__(self) -> None:
             self._measurement: Any = None
+            self._previous: Any = None
             self._entries: tuple[Any, ...] = ()
             self._has_failed = self._amends_later = False
             self._problem = ""
@@ -109,13 +110,14 @@ def _make_plugin(has_all: bool) -> Any:
                 self._problem = f"the marker no_growth takes {', '.join(_ARGUMENTS)} by name"
             elif arguments is not None:
                 try:
-                    self._measurement = Measurement(**arguments)
+                    # Between two tests only pytest runs.
+                    self._measurement = Measurement(**arguments, after=self._previous)
                 except (TypeError, ValueError) as error:
                     self._problem = f"the marker no_growth: {error}"
             try:
                 return (yield)
             finally:
-                self._measurement = None
+                self._previous, self._measurement = self._measurement, None
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_setup(self) -> None:
