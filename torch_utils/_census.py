@@ -610,7 +610,7 @@ class no_growth:  # noqa: N801  (used like a function)
         def test_training_step(): ...
 
     Growth is what is new, less what it replaced: a new storage in the place of one that is gone, of
-    the same device and size, is no growth. So a step of training that makes new gradients passes.
+    the same device and size, does not count. So a step of training that makes new gradients passes.
     What a decorated function returns does not count. An autograd graph that grows counts with the
     results of its operations, as ``total_loss += loss`` makes it.
 

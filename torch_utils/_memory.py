@@ -340,7 +340,7 @@ def is_resident(address: int, nbytes: int) -> bool:
 def clear_autocast_cache() -> bool:
     """Clear the copies of weights that autocast keeps in this thread, if it is on.
 
-    Elsewhere there are none, and torch's lock of them may hang in a forked child.
+    In other threads it keeps no copies, and torch's lock of them may hang in a forked child.
     """
     torch: Any = loaded_torch()
     ask = getattr(torch, "is_autocast_enabled", None)

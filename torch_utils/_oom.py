@@ -220,7 +220,7 @@ def find_batch_size(
         for attempt in size.attempts(args, kwargs):
             with attempt:
                 return function(attempt.batch_size, *args, **kwargs)
-        return None  # Unreachable, as above.
+        return None  # Unreachable: the last attempt raises.
 
     return wrapper
 

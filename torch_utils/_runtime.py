@@ -182,6 +182,7 @@ FALLBACKS = {
     "_C._is_cached_tensor": "outputs of compiled code's CUDA graphs are errors",
     "_C._storage_address": "the search for holders takes longer",
     "_C._FunctionBase": "no autograd graph is named as a holder",
+    "utils.data.dataloader._MultiProcessingDataLoaderIter": "no iterator of a loader is named",
     "_C.ScriptObject": "packed weights cause no garbage collection",
     "UntypedStorage._weak_ref": "storages are not counted",
     "UntypedStorage._expired": "storages are not counted",

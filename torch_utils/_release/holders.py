@@ -516,7 +516,7 @@ def reading() -> Iterator[None]:
         with without_overrides(whole_torch()):
             yield
     except Exception as error:
-        # As said above.
+        # None of these objects may make a release fail.
         log(DEBUG, "the search for what holds memory ended early: %r", error)
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +25,18 @@ from torch_utils._oom import clear_exception_frames
 from torch_utils._registry import QUIET_THREADS, ensure_ran
 from torch_utils._release import emptying
 from torch_utils._release.graph import Graph, break_cycles
-from torch_utils._release.holders import Holders, clear_ended_frames, objects_of
+from torch_utils._release.holders import (
+    Holders,
+    clear_ended_frames,
+    live_objects,
+    objects_of,
+)
 from torch_utils._release.objects import (
     OTHER,
     TENSOR,
+    TRAINING,
     Kinds,
+    attributes_of,
     is_released,
     name_of,
     without_overrides,
@@ -45,6 +53,7 @@ from torch_utils._runtime import (
     is_shutting_down,
     log,
     notify,
+    private,
     whole_torch,
 )
 from torch_utils._signals import DeferredSignals
@@ -58,8 +67,8 @@ _PACKAGE = __name__.partition(".")[0]
 _CLAIMED: dict[int, Release] = {}
 """The releases that are under way, by the ids of the objects that each of them empties.
 
-There is no lock: a garbage collection may run code of the program at any time, in any thread, which
-may wait for another release. One step of a dictionary claims an object.
+No lock is held, because a garbage collection may run code of the program at any time, in any
+thread, and that code may wait for another release. One step of a dictionary claims an object.
 """
 _UNDER_WAY = threading.local()
 """Its attribute ``release`` is the release that calls a function of the program in a thread."""
@@ -110,6 +119,7 @@ class Release:
         self._freed_before = dict(self._storages.freed)
         self._before = _memory.memory_snapshot()
         self._is_partial = self._has_called = False
+        self._iterators: list[tuple[str, Any]] = []
 
     def empty(self, things: Sequence[Any], *, were_accepted: bool = False) -> None:
         """Empty objects: count their memory, close them, and take out what is in them.
@@ -131,6 +141,7 @@ class Release:
             with without_overrides(whole_torch()):
                 roots = self._examine(things, were_accepted, claimed, kinds)
                 graph = self._count(roots, kinds)
+            self._find_iterators(roots)
             closing = [root for root in roots if root.has_close or root.destructor is not None]
             if closing:
                 graph = None  # It would keep what a close() drops.
@@ -172,6 +183,17 @@ class Release:
             return None
         return graph
 
+    def _find_iterators(self, roots: list[Root]) -> None:
+        """Find iterators of data loaders: their workers go on while something refers to them."""
+        for root in roots:
+            attributes = attributes_of(root.thing) if root.kind == TRAINING else {}
+            workers, data = attributes.get("num_workers"), attributes.get("dataset")
+            kind = private(whole_torch(), "utils.data.dataloader._MultiProcessingDataLoaderIter")
+            for one in live_objects([kind]) if workers and kind is not None else ():
+                if attributes_of(one).get("_dataset") is data and id(one) not in _CLAIMED:
+                    name = f"an iterator of the DataLoader, with {workers} workers"
+                    self._iterators.append((name, weakref.ref(one)))
+
     def _close(self, root: Root) -> bool:
         """Run what an object itself does at its end, while it is whole.
 
@@ -211,7 +233,7 @@ class Release:
                         emptying.bury(
                             root.thing, name, self._place, trash, shares_dictionary=is_shared
                         )
-                except BaseException as error:  # As in `call`.
+                except BaseException as error:  # Each step runs, whatever the others raise.
                     self.failed(root.name, error)
         QUIET_THREADS.append(threading.get_ident())
         self.call("the parts", partial(self._drop, trash, graph))
@@ -248,7 +270,7 @@ class Release:
             result = function()
             return result if awaits else ensure_ran(result)
         except BaseException as error:
-            # As said above. The error keeps this frame, and with it the function's arguments.
+            # The error keeps this frame, and with it the function's arguments.
             del function
             self.failed(name, error)
             return None
@@ -282,6 +304,10 @@ class Release:
             self._give_back(after_memory_error)
         alive = self._storages.alive()
         still_held = _describe(alive)
+        alive_iterators = [each for each in self._iterators if each[1]() is not None]
+        finders = Holders([find for _, find in alive_iterators], _called)
+        for number, (name, _) in enumerate(alive_iterators):
+            still_held += (StillHeld(name, 0, "host", partial(finders.of, number)),)
         lent_bytes = self._storages.take_lent_bytes() if is_outermost else 0
         freed = self._storages.freed.copy()
         freed.subtract(self._freed_before)
@@ -338,6 +364,10 @@ class Release:
             unexplained = clear_ended_frames(alive())
         if is_auto and (self._is_partial or unexplained >= LEAST_BYTES):
             gc.collect()
+
+
+def _called(finders: Sequence[Any]) -> list[list[Any]]:
+    return [[one] if (one := find()) is not None else [] for find in finders]
 
 
 def _is_memory(kinds: Kinds, thing: Any) -> bool:

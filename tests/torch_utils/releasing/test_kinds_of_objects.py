@@ -266,3 +266,24 @@ def test_workers_of_a_loader_end_with_its_release() -> None:
     release(loader)
     worker.join(TIMEOUT_S)
     assert worker.exitcode == 0
+
+
+@pytest.mark.slow  # Its worker imports torch.
+def test_iterator_of_a_loader_is_named_or_ended() -> None:
+    """Its workers go on as long as a variable refers to it."""
+    before = {*multiprocessing.active_children()}
+    loader = DataLoader(
+        TensorDataset(torch.ones(4, 2)), num_workers=1, multiprocessing_context="forkserver"
+    )
+    iterator = iter(loader)
+    next(iterator)
+    (worker,) = {*multiprocessing.active_children()} - before
+    (held,) = release(loader).still_held
+    assert (held.what, held.nbytes) == ("an iterator of the DataLoader, with 1 workers", 0)
+    assert any("the variable 'iterator' of " in name for name in held.holders)
+    assert worker.is_alive()
+    assert release(iterator).errors == ()
+    worker.join(TIMEOUT_S)
+    assert worker.exitcode == 0
+    with pytest.raises(ReleasedError):
+        next(iterator)

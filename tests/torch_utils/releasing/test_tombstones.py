@@ -148,7 +148,7 @@ def test_use_of_a_released_object_raises_released_error(kind: str) -> None:
         ):
             use()
     assert isinstance(thing, former) and repr(thing) == f"<released this {former.__name__}>"
-    assert known == Plugin.known, "a tombstone is no plug-in"
+    assert known == Plugin.known, "a tombstone is not a plug-in"
     assert not isinstance(other, ReleasedError) and release(other).freed_bytes == {"host": 80}
 
 
