@@ -393,16 +393,24 @@ class _Graphs:
     """The operations of autograd graphs, and the bytes of their results, as their shapes say.
 
     The tensors in a graph are known to C++ only.
+
+    Attributes:
+        find: Returns the new tensor that leads to the most of them.
+        tensors: The ids of the tensors that lead to them.
     """
 
     nodes: int
     nbytes: int
     find: Callable[[], Any]
+    tensors: frozenset[int]
 
 
-def _measure_graphs(tensors: Iterable[Callable[[], Any]]) -> _Graphs:
+def _measure_graphs(
+    tensors: Iterable[Callable[[], Any]], known: frozenset[int] = frozenset()
+) -> _Graphs:
     torch: Any = whole_torch()
     seen: set[Any] = set()
+    ids: set[int] = set()
     nbytes, most, find = 0, 0, lambda: None
     with reading():
         for find_tensor in tensors:
@@ -412,9 +420,10 @@ def _measure_graphs(tensors: Iterable[Callable[[], Any]]) -> _Graphs:
                 if type(node).__module__ in ("builtins", "torch.autograd"):  # None of the program.
                     for result in getattr(node, "_input_metadata", ()):
                         nbytes += prod(result.shape) * result.dtype.itemsize
-            if len(seen) - count > most:
+            ids.add(id(tensor))
+            if id(tensor) not in known and len(seen) - count > most:
                 most, find = len(seen) - count, find_tensor
-    return _Graphs(len(seen), nbytes, find)
+    return _Graphs(len(seen), nbytes, find, frozenset(ids))
 
 
 class Measurement:
@@ -516,11 +525,12 @@ class Measurement:
     ) -> list[LiveEntry]:
         """Return what graphs keep in addition: tensors, or results that only C++ knows."""
         torch: Any = whole_torch()
-        graphs = _measure_graphs(
+        finders = (
             find
             for find in with_graph
             if (one := find()) is not None and returned.isdisjoint(addresses_of(torch, one))
         )
+        graphs = _measure_graphs(finders, self._graphs.tensors)
         one, count = None, graphs.nodes - self._graphs.nodes
         if not kept and not returned:
             self._end = after, graphs
