@@ -28,6 +28,7 @@ from torch_utils._release.holders import (
     Holders,
     Search,
     addresses_of,
+    called,
     live_objects,
     reading,
     walk_graph,
@@ -559,8 +560,7 @@ def _check(device: Any, least_bytes: Any, ignore: Any) -> tuple[str | None, int,
 
 
 def _holders_of_graph(find: Callable[[], Any]) -> tuple[str, ...]:
-    holders = Holders([find], lambda finders: [[one() for one in finders if one() is not None]])
-    return holders.of(0)
+    return Holders([find], called).of(0)
 
 
 def _keys_in(results: Any) -> tuple[set[int], bool]:

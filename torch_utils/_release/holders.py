@@ -35,7 +35,6 @@ from torch_utils._oom import clear_frame
 from torch_utils._release.graph import labels_in
 from torch_utils._release.objects import (
     attributes_of,
-    bases_of,
     is_instance,
     is_namespace,
     name_of,
@@ -268,7 +267,7 @@ def _name_of(thing: Any, child: Any) -> str:
         known = sys.modules.get(module) if type(module) is str else None
         if is_namespace(thing) or (type(known) is ModuleType and vars(known) is thing):
             return _variable_of(thing, child)
-    if id(type) in map(id, bases_of(kind)):
+    if is_instance(thing, type):
         return f"the class {type.__dict__['__qualname__'].__get__(thing)}"
     if kind is FunctionType:
         return f"the function {thing.__qualname__}() {_place_of(thing.__code__)}"
@@ -375,7 +374,7 @@ def _path_of(things: list[Any], end: str) -> str:
     path, parent = "", None
     for owner, part in pairwise(things):
         label = labels_in(owner, parent).get(id(part), "")
-        if id(type) in map(id, bases_of(type(parent))) and label[:2] == "['":
+        if is_instance(parent, type) and label[:2] == "['":
             label = f".{label[2:-2]}"
         parent = owner
         if not path and owner is first and is_variable(end) and type(owner) is dict:
@@ -516,7 +515,6 @@ def reading() -> Iterator[None]:
         with without_overrides(whole_torch()):
             yield
     except Exception as error:
-        # None of these objects may make a release fail.
         log(DEBUG, "the search for what holds memory ended early: %r", error)
 
 
@@ -542,6 +540,11 @@ class Holders:
                 names = Search(self._objects_of(pieces)).names()
                 self._found.update((first + n, tuple(found)) for n, found in names.items())
         return self._found[number]
+
+
+def called(finders: Sequence[Callable[[], Any]]) -> Targets:
+    """Return for each finder the object that it finds, if that still exists."""
+    return [[one] if (one := find()) is not None else [] for find in finders]
 
 
 def clear_ended_frames(alive: list[Held]) -> int:

@@ -27,6 +27,7 @@ from torch_utils._release import emptying
 from torch_utils._release.graph import Graph, break_cycles
 from torch_utils._release.holders import (
     Holders,
+    called,
     clear_ended_frames,
     live_objects,
     objects_of,
@@ -305,7 +306,7 @@ class Release:
         alive = self._storages.alive()
         still_held = _describe(alive)
         alive_iterators = [each for each in self._iterators if each[1]() is not None]
-        finders = Holders([find for _, find in alive_iterators], _called)
+        finders = Holders([find for _, find in alive_iterators], called)
         for number, (name, _) in enumerate(alive_iterators):
             still_held += (StillHeld(name, 0, "host", partial(finders.of, number)),)
         lent_bytes = self._storages.take_lent_bytes() if is_outermost else 0
@@ -332,12 +333,12 @@ class Release:
             _memory.clear_caches_of_torch()
         self.call("autocast's cache", _memory.clear_autocast_cache)
         self._collect_garbage(after_memory_error)
-        alive, freed = storages.alive(), storages.freed
+        storages.alive()  # Counts what is gone by now.
+        freed = storages.freed
         is_all = options.empties_all or after_memory_error
         is_all = is_all or options.thorough or options.collect == "full"
         if options.empty_cache and (is_all or freed.keys() - {"host"}):
             _memory.empty_caches()
-        del alive
         # Weights that were mapped from a file count too: the heap has what the model computed.
         is_large = freed["host"] >= LEAST_BYTES
         if options.trim_host and (is_all or is_large or self._is_partial or self._has_called):
@@ -364,10 +365,6 @@ class Release:
             unexplained = clear_ended_frames(alive())
         if is_auto and (self._is_partial or unexplained >= LEAST_BYTES):
             gc.collect()
-
-
-def _called(finders: Sequence[Any]) -> list[list[Any]]:
-    return [[one] if (one := find()) is not None else [] for find in finders]
 
 
 def _is_memory(kinds: Kinds, thing: Any) -> bool:
