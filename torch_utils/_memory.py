@@ -324,6 +324,37 @@ def trim_host() -> bool:
         return False
 
 
+_SHARED_HEAP = {-8: 1, -3: 32 << 20, -1: 64 << 20}
+"""For `mallopt`: M_ARENA_MAX, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h.
+
+The thresholds are the largest that glibc would choose by itself. Without them, a shared heap
+shrinks and grows again all the time.
+"""
+
+
+def share_heap() -> bool:
+    """Let threads that allocate for the first time from now on share the heap of the main thread.
+
+    glibc gives each of them a heap of its own, and `trim_host` cannot return the free end of those.
+    Does nothing with other C libraries, or if the environment sets up malloc. Never raises.
+
+    Returns:
+        True if they will.
+    """
+    is_set_up = any(name.startswith("MALLOC_") for name in os.environ)
+    is_set_up |= "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if is_set_up or not sys.platform.startswith("linux"):
+        return False
+    try:
+        import ctypes
+
+        mallopt = ctypes.CDLL(None).mallopt
+        return all(mallopt(option, value) for option, value in _SHARED_HEAP.items())
+    except (ImportError, OSError, AttributeError) as error:
+        log(DEBUG, "each thread has a heap of its own: %r", error)
+        return False
+
+
 def is_resident(address: int, nbytes: int) -> bool:
     """Return whether most pages of an area of memory are in use by this process (Linux)."""
     ctypes: Any = sys.modules.get("ctypes")

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXIT_WAIT_S = 5.0
-"""How long the exit callback waits for another thread that is closing a resource."""
+"""How long the exit callback waits in all for other threads, in seconds: those that are closing
+resources, loading hosted models, or holding leases."""
 NESTED_WAIT_S = 10.0
 """How long a release waits for another thread's release, which may be waiting for this one."""
 MOST_PASSES = 1000
@@ -38,10 +39,14 @@ QUIET_THREADS: list[int] = []
 
 
 @early_bound
-def ensure_ran(result: Any) -> Any:
+def ensure_ran(result: Any, instead: str = "") -> Any:
     """Return the result of a call, unless the call has not run yet.
 
     Other awaitables than these, such as tasks, run on their own.
+
+    Args:
+        result: The result.
+        instead: What to do instead, for the message; the advice for cleanup functions by default.
 
     Raises:
         TypeError: It is a coroutine or a generator.
@@ -50,9 +55,9 @@ def ensure_ran(result: Any) -> Any:
         return result
     if type(result) is CoroutineType:
         result.close()  # Otherwise Python warns that it was never awaited.
+    instead = instead or "use a plain function, or in a scope `async with` and callback()"
     raise TypeError(
-        f"{result.__qualname__}() has to be awaited or iterated, so it did not run; use a plain "
-        "function, or in a scope `async with` and callback()"
+        f"{result.__qualname__}() has to be awaited or iterated, so it did not run; {instead}"
     )
 
 
@@ -74,6 +79,7 @@ class Registry:
         self._entries: dict[int, Entry] = {}
         self.get = self._entries.get  # Returns the entry of an owner, or None if it is closed.
         self._known_pid = 0
+        self.exit_ends: float = 0.0  # until when the exit callback waits, by `monotonic`
 
     def add(self, entry: Entry) -> None:
         """Register a new entry behind all others."""
@@ -114,7 +120,8 @@ class Registry:
         Phase.exiting = True
         pid, me = getpid(), get_ident()
         tried: set[Entry] = set()
-        deadline = 0.0
+        self.exit_ends = monotonic() + EXIT_WAIT_S
+        waits = False
         with DeferredSignals():
             for _ in range(MOST_PASSES):
                 mine = [e for e in self.open_entries() if e.pid == pid and e.at_exit]
@@ -124,15 +131,16 @@ class Registry:
                 tried.update(batch)
                 for entry in batch:
                     try:
-                        entry.close(timeout_s=EXIT_WAIT_S)
+                        entry.close(timeout_s=max(0.001, self.exit_ends - monotonic()))
                     except BaseException as error:
                         # A SystemExit or KeyboardInterrupt must not skip the other entries, and
                         # the program is ending already.
                         _report_unraisable(error, f"{entry.name}._release")
-                    if entry.thread not in (None, me):
-                        deadline = monotonic() + EXIT_WAIT_S
+                    waits |= entry.thread not in (None, me)
             # A thread that was closing a resource may go on with others of the same collection.
-            while monotonic() < deadline and any(self.get(e.key) is e for e in tried):
+            while (
+                waits and monotonic() < self.exit_ends and any(self.get(e.key) is e for e in tried)
+            ):
                 sleep(0.005)
 
 

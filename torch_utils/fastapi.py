@@ -43,6 +43,7 @@ __all__ = ["lifespan"]
 _FOR_LEASES = 0.8
 """The share of the deadline for which hosts wait for leases. The rest is for closing."""
 _SHOWN_FRAMES = 4
+_PAUSE_S = 0.005
 T = TypeVar("T")
 A = TypeVar("A")  # the application
 S = TypeVar("S", bound=Mapping[str, Any] | None)
@@ -163,7 +164,7 @@ class LifespanScope(SafePyTorchCleanup):
     async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
         ends = time.monotonic() + self._deadline_s
         for lender in self._lenders:
-            lender.closes_by = ends - self._deadline_s * (1 - _FOR_LEASES)
+            lender._closes_by = ends - self._deadline_s * (1 - _FOR_LEASES)
         threads: list[int] = []
 
         def close() -> None:
@@ -215,5 +216,7 @@ async def _wait_until(when: float, closed: Future[None]) -> asyncio.CancelledErr
             await asyncio.wait([waiting], timeout=left)
         except asyncio.CancelledError as error:
             cancelled = error
+            # A cancelled scope of anyio cancels this in each turn of the loop.
+            wait([closed], min(left, _PAUSE_S))
     waiting.cancel()
     return cancelled

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -165,6 +166,37 @@ def test_existing_lifespan_is_wrapped(written_as: str) -> None:
 
     assert serve(models) == {"pool": "theirs", "both": "ours"}
     assert [name for name, _ in ends] == ["ours", "theirs"]
+
+
+def test_close_in_a_cancelled_scope_does_not_spin() -> None:
+    """anyio cancels the wait again and again; the loop goes on meanwhile."""
+    anyio = pytest.importorskip("anyio")
+    turns, closed = list[int](), list[Any]()
+
+    class Slow(Model):
+        def _release(self) -> None:
+            time.sleep(0.5)
+            super()._release()
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        scope.manage(Slow("slow", closed))
+        yield
+
+    def turn(loop: asyncio.AbstractEventLoop) -> None:
+        turns.append(1)
+        if not closed:
+            loop.call_soon(turn, loop)
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            async with models("the app"):
+                scope.cancel()
+                asyncio.get_running_loop().call_soon(turn, asyncio.get_running_loop())
+
+    asyncio.run(main())
+    assert [name for name, _ in closed] == ["slow"]
+    assert 3 < len(turns) < 1000
 
 
 def test_wrong_arguments_are_refused() -> None:

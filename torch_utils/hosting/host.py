@@ -1,43 +1,61 @@
 """ModelHost: loads a model on demand, lends it, and lets it sleep or unloads it when it is idle.
 
 `torch_utils.hosting.tenancy` has the states and what changes them. Here is what the threads do in
-between: they load, wake, let sleep, unload, wait for the end of the keep-alive time, and close.
+between: they load, wake, let sleep, unload, replace, wait for the end of the keep-alive time, and
+close.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import inspect
+import asyncio
 import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any, Generic, Literal, TypeVar
 
+from torch_utils._memory import share_heap
 from torch_utils._oom import clear_exception_frames, is_out_of_memory
+from torch_utils._registry import EXIT_WAIT_S, REGISTRY
 from torch_utils._report import CleanupReport
 from torch_utils._resource import closes_on_error
 from torch_utils._runtime import early_bound, is_shutting_down, log, notify
 from torch_utils._signals import DeferredSignals
-from torch_utils.errors import ModelInUseError, NoRoomError, repr_of
+from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, repr_of
 from torch_utils.hosting import arguments
-from torch_utils.hosting.blocks import by_device
+from torch_utils.hosting.blocks import Blocks
 from torch_utils.hosting.lease import CLOSE_S, AsyncLease, Lease, ModelLender
 from torch_utils.hosting.process import ModelProcess, pickled_load
-from torch_utils.hosting.tenancy import Holder, HostStatus, State, Tenancy, Transition
+from torch_utils.hosting.tenancy import (
+    CHANGED,
+    HostStatus,
+    Load,
+    Request,
+    State,
+    Tenancy,
+    Transition,
+)
 from torch_utils.hosting.tenant import WARNING, Tenant, ThreadTenant
-from torch_utils.hosting.threads import LONGEST_WAIT_S, Expiry, in_thread, wait_in_loop
+from torch_utils.hosting.threads import (
+    LONGEST_WAIT_S,
+    Expiry,
+    in_thread,
+    wait_in_loop,
+    wait_in_thread,
+)
 
 __all__ = ["HostStatus", "ModelHost"]
 
 M = TypeVar("M")
 T = TypeVar("T")
 
-LOAD_AT_EXIT_S, LEASES_AT_EXIT_S = 5.0, 1.0
-"""How long the exit callback waits for a load, and for leases of other threads, in seconds."""
+LEASES_AT_EXIT_S = 1.0
+"""How long the exit callback waits for leases of other threads in all, in seconds."""
 
 
 class ModelHost(ModelLender, Generic[M]):
@@ -52,11 +70,12 @@ class ModelHost(ModelLender, Generic[M]):
     Concurrent callers share one load and its exception; the next lease tries again. A model is
     never unloaded while it is leased. The host is closed at exit at the latest. A forked child does
     not use or close its parent's model; it loads its own. While a model is loaded, one daemon
-    thread waits for its keep-alive time to pass.
+    thread waits for its keep-alive time to pass. Hosts let further threads share one heap of glibc,
+    so that their memory can be returned, unless the environment has ``MALLOC_`` variables.
 
     Args:
         load: Returns the model, a new one at each call. Called in the thread that first needs the
-            model.
+            model, or in another one for a coroutine.
         name: Its name in messages and metrics; by default the name of ``load``.
         keep_alive: How long to keep an idle model after the last lease: a number of seconds, "90s",
             "10m", "1h", 0 (until the last lease ends) or -1 (forever).
@@ -96,9 +115,6 @@ class ModelHost(ModelLender, Generic[M]):
         call_timeout_s: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        is_model = callable(getattr(type(load), "forward", None))  # An nn.Module is callable.
-        if not callable(load) or is_model or inspect.iscoroutinefunction(load):
-            raise TypeError(f"load must be a plain function that returns the model, got {load!r}")
         if idle not in ("unload", "sleep"):
             raise ValueError(f'idle must be "unload" or "sleep", got {idle!r}')
         if isolation not in ("thread", "process"):
@@ -112,18 +128,27 @@ class ModelHost(ModelLender, Generic[M]):
         function: Any = load.func if isinstance(load, partial) else load
         self.name: str = name or str(getattr(function, "__qualname__", type(function).__qualname__))
         self.isolation: str = isolation
+        self._of_process = self.name, environment, call_timeout_s
         self._sleeps = idle == "sleep"
         self._cannot_sleep = ""  # Why it last could not sleep: the log has it once.
         sizes = {} if nbytes is None else arguments.parse_sizes("nbytes", nbytes, "host")
-        self._new_tenant: Callable[[], Tenant] = partial(ThreadTenant, self.name, load)
-        if isolation == "process":
-            how = pickled_load(load), self.name, environment, call_timeout_s
-            self._new_tenant = partial(ModelProcess, *how)
         self._pool: Any = None
-        keep_alive_s = arguments.parse_keep_alive(keep_alive)
-        self.tenancy: Tenancy = Tenancy(self.name, keep_alive_s, max_leases, sizes)
-        self.expiry: Expiry = Expiry(self)
+        self._is_pinned = False
+        keep_alive_s, make = arguments.parse_keep_alive(keep_alive), self._maker(load)
+        self._tenancy: Tenancy = Tenancy(self.name, keep_alive_s, max_leases, sizes, make)
+        self._expiry: Expiry = Expiry(self)
+        share_heap()
         HOSTS[id(self)] = self
+
+    def _maker(self, load: Any) -> Callable[[], Tenant]:
+        """Return the function that makes a tenant, which is not loaded yet."""
+        is_model = callable(getattr(type(load), "forward", None))  # An nn.Module is callable.
+        is_async = any(map(iscoroutinefunction, (load, getattr(type(load), "__call__", None))))  # noqa: B004
+        if not callable(load) or is_model or is_async:
+            raise TypeError(f"load must be a plain function that returns the model, got {load!r}")
+        if self.isolation == "process":
+            return partial(ModelProcess, pickled_load(load), *self._of_process)
+        return partial(ThreadTenant, self.name, load)
 
     # Public methods
 
@@ -197,7 +222,12 @@ class ModelHost(ModelLender, Generic[M]):
             ResourceClosedError: The host is closed.
             Exception: ``load`` raised it, in this thread or in the one that this thread waited for.
         """
-        return self.acquire(None, None)[1]
+        request = Request("", threading.get_ident(), None, is_lease=False)
+        try:
+            return self._acquire(request, None)
+        except BaseException:
+            self._tenancy.end_lease(request)
+            raise
 
     def wake(self) -> bool:
         """Wake the model if it is asleep, before the next lease.
@@ -227,32 +257,114 @@ class ModelHost(ModelLender, Generic[M]):
         report = self._empty("requested", 0.0, math.inf, sleeps=True)
         return report is not None and self.state == "asleep"
 
-    def unload(self) -> CleanupReport:
+    def unload(self, timeout_s: float | None = None) -> CleanupReport:
         """Unload the model; the next lease loads it again.
 
         It waits for a load that is under way, unless that waits for room in a pool.
+
+        Args:
+            timeout_s: Seconds to wait for the end of leases. New leases wait meanwhile, and load
+                the model again. None to raise an error at once if the model is leased.
 
         Returns:
             The report of the release; an empty one if the model was not loaded. Its ``errors`` say
             if the model could only be dropped.
 
         Raises:
-            ModelInUseError: The model is leased. The message names each lease.
+            ModelInUseError: The model is leased, also after ``timeout_s``, or by this thread. The
+                message names each lease.
+            TypeError: ``timeout_s`` is not a number.
+            ValueError: It is negative or not finite.
             ResourceClosedError: The host is closed.
         """
+        if timeout_s is not None:
+            arguments.check_seconds("timeout_s", timeout_s)
         self.ensure_open()
-        return self._empty("requested", 0.0, math.inf) or CleanupReport()
+        if timeout_s is None:
+            return self._empty("requested", 0.0, math.inf) or CleanupReport()
+        if self._tenancy.is_held_by(threading.get_ident()):
+            raise self._tenancy.in_use()
+        until = time.monotonic() + timeout_s
+        future = in_thread(partial(self._drain, until))
+        wait_in_thread(future)
+        return future.result()
+
+    def replace(
+        self, load: Callable[[], M], *, overlap: bool = True, timeout_s: float | None = None
+    ) -> bool:
+        """Load a new version of the model, and lend that one from then on.
+
+        The old model serves until the new one is loaded, and is released when its last lease ends.
+        If the load fails, the old one goes on. If the host is not loaded, or asleep, the next lease
+        calls the new ``load``. Several calls take turns.
+
+        Args:
+            load: Returns the new model. Called in a thread of its own.
+            overlap: Whether both may be in memory together. False if there is no room for both: new
+                leases wait until those of the old model have ended, it is unloaded, and the new
+                one is loaded. If that fails, the next lease loads the old one again.
+            timeout_s: Seconds until the new model must be lent; None for no limit.
+
+        Returns:
+            True if this call loaded the new model; False if the host was not loaded.
+
+        Raises:
+            TimeoutError: ``timeout_s`` has passed; the old model stays. What ``load`` returns later
+                is dropped.
+            ModelInUseError: ``overlap`` is False, and this thread itself has a lease.
+            NoRoomError: The pool had no room in time. The message says what takes it.
+            TypeError: ``load`` is not a plain function; or ``timeout_s`` is not a number.
+            ValueError: ``timeout_s`` is negative or not finite.
+            ResourceClosedError: The host is closed.
+            Exception: ``load`` raised it.
+        """
+        work, swap = self._replacing(load, overlap, timeout_s), Load(in_background=True)
+        future = in_thread(partial(work, swap))
+        try:
+            wait_in_thread(future, timeout_s)
+        finally:
+            self._end_wait(future, swap)
+        return self._replaced(future, swap, timeout_s)
+
+    async def areplace(
+        self, load: Callable[[], M], *, overlap: bool = True, timeout_s: float | None = None
+    ) -> bool:
+        """Replace the model in a thread, while the event loop continues. See `replace`.
+
+        If the caller is cancelled before the new model is lent, the old one stays.
+        """
+        work = self._replacing(load, overlap, timeout_s, id(asyncio.current_task()))
+        swap = Load(in_background=True)
+        future = in_thread(partial(work, swap))
+        try:
+            await wait_in_loop(future, timeout_s)
+        finally:
+            self._end_wait(future, swap)
+        return self._replaced(future, swap, timeout_s)
+
+    def _end_wait(self, future: Future[bool], swap: Load) -> None:
+        if not future.done():
+            self._tenancy.give_up(swap)
+            if swap.is_given_up and isinstance(swap.tenant, ModelProcess):
+                swap.tenant.kill()
+
+    def _replaced(self, future: Future[bool], swap: Load, timeout_s: float | None) -> bool:
+        if swap.outcome is not None and not future.done():
+            return swap.outcome
+        if not swap.is_given_up:
+            return future.result()
+        if swap.no_room:
+            raise NoRoomError(swap.no_room)
+        raise TimeoutError(
+            f"{self.name} was not replaced within {timeout_s} s; the old model stays"
+        )
 
     def status(self) -> HostStatus:
-        """Return the current state. Never loads the model, and never waits."""
-        tenancy, now, state = self.tenancy, time.monotonic(), self.state
-        tenant = tenancy.tenant
-        is_idle = state == "loaded" and not tenancy.leases
+        """Return the current state. Never loads or measures the model, and never waits."""
+        tenancy, now, state = self._tenancy, time.monotonic(), self.state
+        is_idle = state == "loaded" and not tenancy.is_leased(tenancy.tenant)
         expires_in_s = max(0.0, tenancy.expires_at() - now)
-        sizes = {}
-        if tenant is not None and state != "unloaded":
-            tenancy.measure()
-            sizes = by_device(tenancy.blocks(tenant))
+        sizes = {} if state == "unloaded" else tenancy.sizes()
         return HostStatus(
             name=self.name,
             state=state,
@@ -269,99 +381,122 @@ class ModelHost(ModelLender, Generic[M]):
     @property
     def state(self) -> State:
         """The state, as in `status`; "unloaded" also if the model is lost."""
-        return self.tenancy.state
+        return self._tenancy.state
 
     # Leases
 
-    def acquire(self, holder: Holder | None, timeout_s: float | None) -> tuple[Tenant, bool]:
-        """Lend the model to ``holder``; load it in this thread unless another one does.
+    def _acquire(self, request: Request, timeout_s: float | None) -> bool:
+        """Wait until the model is lent; load it in this thread unless another one does.
 
         A process is started in the background if the wait is limited.
-
-        Returns:
-            The tenant, and whether this call loaded it.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        in_background = deadline is not None and self.isolation == "process"
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        in_background = timeout_s is not None and self.isolation == "process"
         has_loaded = False
         while True:
-            found = self._try(holder, deadline, in_background)
-            if not isinstance(found, Transition):
-                return found, has_loaded
-            has_loaded |= found.thread == threading.get_ident()
-            concurrent.futures.wait([found], _seconds_until(deadline))
-            self._check_waited(found, timeout_s)
+            has_loaded |= self._try(request, deadline, in_background)
+            if request.tenant is not None:
+                return has_loaded
+            turn: Any = request.turn
+            wait_in_thread(turn, _seconds_until(deadline))
+            self._check_waited(request, timeout_s)
 
-    async def aacquire(self, holder: Holder, timeout_s: float | None) -> Tenant:
-        """Lend the model to ``holder``; a thread loads it if no other caller does."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    async def _aacquire(self, request: Request, timeout_s: float | None) -> None:
+        """Wait until the model is lent; a thread loads it if no other caller does."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            found = self._try(holder, None, in_background=True)
-            if not isinstance(found, Transition):
-                return found
-            await wait_in_loop(found, _seconds_until(deadline))
-            self._check_waited(found, timeout_s)
+            self._try(request, math.inf, in_background=True)
+            if request.tenant is not None:
+                return
+            turn: Any = request.turn
+            await wait_in_loop(turn, _seconds_until(deadline))
+            self._check_waited(request, timeout_s)
 
-    def _try(
-        self, holder: Holder | None, deadline: float | None, in_background: bool
-    ) -> Tenant | Transition:
-        """Lend the model, or return the transition to wait for: a load that this call began."""
-        if self.tenancy.is_lost():
-            self.unload_if(self.tenancy.is_lost, "lost")
-        own = Transition("loading", in_background)
+    def _try(self, request: Request, deadline: float, in_background: bool) -> bool:
+        """Lend the model, if it is there; return whether this call has begun to load it."""
+        if self._tenancy.is_lost():
+            self._unload_if(self._tenancy.is_lost, "lost")
+        load = Load(in_background)
         try:
-            found = self.tenancy.lend(holder, own)
-            if found is own and in_background:
-                in_thread(partial(self._load, own, None))
-            elif found is own:
-                self._load(own, deadline)
-            return found
+            begins = self._tenancy.lend(request, load)
+            if begins and in_background:
+                in_thread(partial(self._load, load, math.inf))
+            elif begins:
+                self._load(load, deadline)
+            return begins
         except BaseException:  # An interrupt may have come before the load.
-            self.tenancy.fail(own, None)
+            self._tenancy.fail(load, None)
             raise
 
-    def _check_waited(self, transition: Transition, timeout_s: float | None) -> None:
-        """Raise the exception of a transition, or an error if the time is over."""
-        if transition.done():
-            return transition.result()
-        if transition.no_room:
-            raise NoRoomError(transition.no_room)
-        still = f"{self.name} is still {transition.state}"
-        raise TimeoutError(f"{still} after {timeout_s} s; pass a larger timeout_s")
+    def _check_waited(self, request: Request, timeout_s: float | None) -> None:
+        """Raise the exception of a load, or an error if the time is over."""
+        if request.turn is not None and request.turn.done():
+            return request.turn.result()
+        transition, what = self._tenancy.transition, "leased"
+        if transition is not None:
+            what = transition.state
+            if isinstance(transition, Load) and transition.no_room:
+                raise NoRoomError(transition.no_room)
+        leases = f" ({self._tenancy.in_use()})" if what == "leased" else ""
+        raise TimeoutError(
+            f"{self.name} is still {what} after {timeout_s} s{leases}; pass a larger timeout_s"
+        )
 
     # Loading
 
-    def _load(self, transition: Transition, deadline: float | None) -> None:
-        """Load or wake the model, which the transition has for this thread, if a pool admits it."""
-        transition.thread = threading.get_ident()
-        tenancy = self.tenancy
-        tenant, began = tenancy.tenant or self._new_tenant(), time.monotonic()
-        wakes = tenant.is_asleep
-        self.register_in_child()
+    def _load(self, load: Load, deadline: float) -> None:
+        """Load or wake the model, which the load has for this thread, if a pool admits it."""
+        load.thread = threading.get_ident()
+        tenancy, began = self._tenancy, time.monotonic()
+        tenant = tenancy.tenant if load.state == "waking" else None
+        wakes = tenant is not None
+        self._register_in_child()
         try:
             if self._pool is not None:
-                self._pool.admit(self, transition, tenancy.expected(), deadline)
+                self._pool._admit(self, load, tenancy.expected(load), deadline)
                 began = time.monotonic()
+            load.tenant = tenant = tenant or (load.make or tenancy.make)()
             self._make(tenant)
             if not wakes:
-                tenancy.last_blocks = tenancy.blocks(tenant)
-                self._warn_if_unknown(tenant)
+                if isinstance(tenant, ThreadTenant):
+                    self._refuse_model_in_use(tenant)
+                blocks = tenancy.blocks(tenant)
+                if load.make is None:
+                    tenancy.last_blocks = blocks
+                self._warn_if_unknown(tenant, blocks)
                 if self._pool is not None:
-                    self._pool.admit(self, transition, tenancy.last_blocks, deadline)
-            tenancy.arrive(transition, tenant)
-            self.expiry.start(tenancy)
+                    self._pool._admit(self, load, blocks, deadline)
+            with DeferredSignals():
+                while not tenancy.arrive(load, tenant):
+                    with CHANGED:
+                        if tenancy.transition is not None:
+                            self._wait_for_replacing(load, deadline)
+                self._expiry.start(tenancy)
         except BaseException as error:
             if isinstance(error, Exception):
                 clear_exception_frames(error)  # They would keep a partly loaded model alive.
             try:
-                if tenancy.tenant is not tenant:
+                if tenant is not None and tenancy.tenant is not tenant:
                     tenant.close()
             finally:
-                if tenancy.fail(transition, error) and not wakes:
+                if tenancy.fail(load, error) and not wakes:
                     self._notify_load("error", began)
+            if tenancy.is_closing:  # `close` has not waited for this.
+                self._unload_if(lambda: not tenancy.leases, "closed")
+            elif self._is_pinned and isinstance(error, NoRoomError) and deadline < math.inf:
+                self._try(Request("", None, None, is_lease=False), math.inf, in_background=True)
             raise
         if not wakes:
             self._notify_load("success", began)
+
+    def _refuse_model_in_use(self, tenant: ThreadTenant) -> None:
+        others = [self._tenancy.tenant, *list(self._tenancy.replaced)]
+        if any(tenant.model is other.model for other in others if isinstance(other, ThreadTenant)):
+            tenant.model = None  # It must not be released.
+            raise TorchUtilsError(
+                f"the load function of {self.name} returned the model in use; it must load a new "
+                "one, so do not cache it"
+            )
 
     def _notify_load(self, outcome: str, began: float) -> None:
         notify("load", model=self.name, outcome=outcome, duration_s=time.monotonic() - began)
@@ -377,30 +512,114 @@ class ModelHost(ModelLender, Generic[M]):
                 if not is_out_of_memory(error):
                     raise
                 clear_exception_frames(error)
-                if is_last or self._pool is None or not self._pool.evict_idle(self):
+                if is_last or self._pool is None or not self._pool._evict_idle(self):
                     if not wakes:
                         raise
                     what = f"no room to wake {self.name}; it is still asleep: {error}"
                     raise NoRoomError(what) from None
 
-    def _warn_if_unknown(self, tenant: Tenant) -> None:
+    def _warn_if_unknown(self, tenant: Tenant, blocks: Blocks) -> None:
         """Log if the model is not measured, and a pool or the unload needs to know it."""
         can_close = hasattr(type(getattr(tenant, "model", tenant)), "close")
-        needs_size = self._pool is not None and self._pool.has_budget
-        if not self.tenancy.last_blocks and (needs_size or not can_close):
+        needs_size = self._pool is not None and self._pool._has_budget
+        if not blocks and (needs_size or not can_close):
             what = "%s holds no tensors or arrays that can be counted; declare nbytes=, and return "
             log(WARNING, what + "an object with close()", self.name)
 
+    # Replacing
+
+    def _drain(self, until: float) -> CleanupReport:
+        with self._tenancy.draining():
+            return self._empty("requested", until, math.inf) or CleanupReport()
+
+    def _replacing(
+        self, load: Any, overlap: bool, timeout_s: float | None, task: int | None = None
+    ) -> Callable[[Load], bool]:
+        """Check the arguments of `replace`, and return what its thread does."""
+        deadline, tenancy, me = math.inf, self._tenancy, threading.get_ident()
+        if timeout_s is not None:
+            arguments.check_seconds("timeout_s", timeout_s)
+            deadline = time.monotonic() + timeout_s
+        make = self._maker(load)
+        tenancy.ensure_lending()
+        if tenancy.is_changed_by(me):
+            raise TorchUtilsError(f"cannot replace {self.name} from its own load function")
+        if not overlap and tenancy.is_held_by(me, task):
+            raise tenancy.in_use()
+        return partial(self._replace, make, overlap, deadline)
+
+    def _replace(
+        self, make: Callable[[], Tenant], overlap: bool, deadline: float, swap: Load
+    ) -> bool:
+        """Load a model in place of the tenant; without a tenant, keep the function for later."""
+        tenancy = self._tenancy
+        swap.thread, swap.make = threading.get_ident(), make
+        former = tenancy.make  # noqa: F841  (Dropped without the lock: it may run destructors.)
+        try:
+            while True:
+                with CHANGED:
+                    tenancy.ensure_wanted(swap)
+                    while not tenancy.can_be_replaced(self._pool is not None):
+                        self._wait_for_replacing(swap, deadline)
+                    if tenancy.tenant is None:
+                        tenancy.make, tenancy.last_blocks, swap.outcome = make, {}, False
+                        return False
+                    if tenancy.state == "loaded":
+                        tenancy.replacement = swap
+                        break
+                self._unload_if(lambda: tenancy.state != "loaded", "replaced")
+            if overlap:
+                self._load(swap, deadline)
+            else:
+                with tenancy.draining():
+                    try:
+                        self._empty("replaced", deadline, deadline, swap=swap)
+                    except ModelInUseError as error:
+                        raise TimeoutError(f"{error}; the old model stays") from None
+                    with CHANGED:
+                        tenancy.begin(swap)
+                self._load(swap, deadline)
+        finally:
+            tenancy.fail(swap, None)
+        self._close_replaced()
+        return True
+
+    def _wait_for_replacing(self, swap: Load, deadline: float) -> None:
+        """Wait for a change of the state, with the lock."""
+        tenancy = self._tenancy
+        tenancy.ensure_wanted(swap)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"{self.name} is still {tenancy.state}; the old model stays")
+        CHANGED.wait(min(left, LONGEST_WAIT_S))
+
+    def _close_replaced(self, even_if_leased: bool = False) -> None:
+        """Release the replaced models that nobody leases."""
+        tenancy = self._tenancy
+        while tenancy.replaced:
+            with DeferredSignals():
+                tenant = tenancy.take_replaced(even_if_leased)
+                if tenant is None:
+                    return
+                try:
+                    self._close(tenant)
+                finally:
+                    tenancy.leave_replaced(tenant)
+            notify("unload", model=self.name, reason="replaced")
+
     # Sleeping and unloading
 
-    def unload_if_due(self) -> None:
-        """Unload the model, or let it sleep, if its keep-alive time is over."""
-        tenancy = self.tenancy
+    def _do_what_is_due(self) -> None:
+        """After leases: release replaced models, and measure or unload the model when due."""
+        tenancy = self._tenancy
+        self._close_replaced()
         if tenancy.is_due():
             reason = "closed" if tenancy.is_closing else "idle"
-            self.unload_if(tenancy.is_due, reason, self._sleeps and not tenancy.is_closing)
+            self._unload_if(tenancy.is_due, reason, self._sleeps and not tenancy.is_closing)
+        elif tenancy.next_measurement() <= time.monotonic():
+            tenancy.measure()
 
-    def unload_if(
+    def _unload_if(
         self, may: Callable[[], bool], reason: str, sleeps: bool = False
     ) -> CleanupReport | None:
         """Unload the model if ``may()`` returns True; None if there was no unload.
@@ -410,29 +629,37 @@ class ModelHost(ModelLender, Generic[M]):
             reason: Why, for metrics.
             sleeps: Whether it is to sleep instead, if it can.
         """
-        departure = Transition("sleeping" if sleeps else "unloading")
+        state = "sleeping" if sleeps else "unloading"
+        departure = Transition(state, threading.get_ident())
         with DeferredSignals():
-            tenant = self.tenancy.depart(departure, may)
+            tenant = self._tenancy.depart(departure, may)
             if tenant is None:
                 return None
             was_alive = tenant.is_alive()
             is_asleep = False
             try:
                 is_asleep = sleeps and was_alive and self._sleep(tenant)
+                is_asleep = is_asleep and not self._tenancy.is_closing
                 if not is_asleep:
-                    tenant.close()
+                    self._close(tenant)
             finally:
-                self.tenancy.leave(departure, is_asleep)
-                self.expiry.dropped.put(None)  # Ends the expiry thread.
+                self._tenancy.leave(is_asleep)
+                self._expiry.look()  # Ends the thread.
             if not is_asleep:
                 notify("unload", model=self.name, reason=reason if was_alive else "lost")
         return tenant.report
+
+    def _close(self, tenant: Tenant) -> None:
+        if self._pool is None or self._tenancy.is_closing:
+            tenant.close()
+        else:
+            self._pool._close(tenant, self._tenancy.blocks(tenant))
 
     def _sleep(self, tenant: Tenant) -> bool:
         """Let the model sleep, or log why it cannot."""
         try:
             tenant.measure()
-            self.tenancy.last_blocks = self.tenancy.blocks(tenant)
+            self._tenancy.last_blocks = self._tenancy.blocks(tenant)
             reason = tenant.sleep()
         except Exception as error:
             # The process has ended, or its pipe is broken.
@@ -443,7 +670,12 @@ class ModelHost(ModelLender, Generic[M]):
         return not reason
 
     def _empty(
-        self, reason: str, leases_until: float, others_until: float, sleeps: bool = False
+        self,
+        reason: str,
+        leases_until: float,
+        others_until: float,
+        sleeps: bool = False,
+        swap: Load | None = None,
     ) -> CleanupReport | None:
         """Unload the model, or let it sleep; None if it is so already.
 
@@ -452,70 +684,79 @@ class ModelHost(ModelLender, Generic[M]):
             leases_until: Until when to wait for leases, by `time.monotonic`.
             others_until: Until when to wait for a load or an unload under way.
             sleeps: Whether it is to sleep, if it can.
+            swap: The replacement that needs it.
 
         Raises:
             ModelInUseError: The time is over, or this thread would wait for itself.
         """
-        tenancy = self.tenancy
+        tenancy, me = self._tenancy, threading.get_ident()
+        report: CleanupReport | None = None
         while True:
-            report = self.unload_if(lambda: not tenancy.leases, reason, sleeps)
-            if report is not None:
-                return report
-            with tenancy.changed:
+            if swap is not None:
+                tenancy.ensure_wanted(swap)
+            self._close_replaced()
+            report = self._unload_if(lambda: not tenancy.leases, reason, sleeps) or report
+            with CHANGED:
                 transition, tenant = tenancy.transition, tenancy.tenant
                 is_queued = self._pool is not None and tenancy.is_queued()
                 if transition is None or is_queued:
-                    if tenant is None or (sleeps and tenant.is_asleep):
-                        return None
-                    if transition is None and not tenancy.leases:
+                    is_done = tenant is None or (sleeps and tenant.is_asleep) or report is not None
+                    needs_all = tenancy.is_closing or swap is not None
+                    if is_done and not (needs_all and tenancy.is_in_use(swap)):
+                        return report
+                    if transition is None and tenant is not None and not tenancy.leases:
                         continue  # The state changed in between.
-                left = (leases_until if transition is None else others_until) - time.monotonic()
-                if left <= 0 or is_queued or tenancy.threads() == {threading.get_ident()}:
+                waits_for_lease = transition is None and bool(tenancy.leases)
+                left = (leases_until if waits_for_lease else others_until) - time.monotonic()
+                is_own = tenancy.is_held_by(me) or (swap is None and tenancy.is_changed_by(me))
+                if left <= 0 or is_queued or is_own:
                     raise tenancy.in_use()
-                tenancy.changed.wait(min(left, LONGEST_WAIT_S))
+                CHANGED.wait(min(left, LONGEST_WAIT_S))
 
     def _release(self) -> None:
-        if "tenancy" not in self.__dict__:  # Its __init__ has failed.
+        if "_tenancy" not in self.__dict__:  # Its __init__ has failed.
             return
-        self.tenancy.stop_lending()
-        now = time.monotonic()
+        self._tenancy.stop_lending()
         if not is_shutting_down():
-            ends = now + CLOSE_S if self.closes_by is None else self.closes_by
+            ends = time.monotonic() + CLOSE_S if self._closes_by is None else self._closes_by
             self._empty("closed", ends, ends)
             return
+        ends = REGISTRY.exit_ends
         try:
-            self._empty("closed", now + LEASES_AT_EXIT_S, now + LOAD_AT_EXIT_S)
+            self._empty("closed", ends - EXIT_WAIT_S + LEASES_AT_EXIT_S, ends)
         except ModelInUseError:
             # A thread or process that still loads ends with the program.
-            self.unload_if(lambda: True, "closed")
+            self._unload_if(lambda: True, "closed")
+            self._close_replaced(even_if_leased=True)
 
     # Pools and forks
 
-    def join(self, pool: Any) -> None:
-        """Join a `ModelPool` before the first use: share its lock, and load only what it admits."""
-        self._pool, self.tenancy.changed = pool, pool.changed
+    def _join(self, pool: Any, is_pinned: bool) -> None:
+        """Join a `ModelPool` before the first use: load only what it admits."""
+        self._pool, self._is_pinned = pool, is_pinned
 
-    def start_over_in_child(self) -> None:
+    def _start_over_in_child(self) -> None:
         """In a forked child: forget the parent's model without running destructors."""
-        tenancy = self.tenancy
-        _OF_PARENTS.append((tenancy.tenant, tenancy.leases, self.expiry, tenancy.unloaded))
+        tenancy = self._tenancy
+        kept = tenancy.tenant, tenancy.replaced, tenancy.leases, tenancy.waiting, tenancy.unloaded
+        _OF_PARENTS.append((kept, self._expiry))
         tenancy.start_over(is_closing=self.closed)
-        self.expiry = Expiry(self)
+        self._expiry = Expiry(self)
 
     @early_bound
     def __del__(self) -> None:
-        tenancy = self.__dict__.get("tenancy")
+        tenancy = self.__dict__.get("_tenancy")
         if tenancy is not None:  # A lease refers to its host, so both are garbage.
             tenancy.leases.clear()
         super().__del__()
 
     def __repr__(self) -> str:
-        tenancy = self.tenancy
+        tenancy = self._tenancy
         return f"<ModelHost {self.name!r}, {tenancy.state}, {len(tenancy.leases)} leases>"
 
 
-def _seconds_until(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+def _seconds_until(deadline: float) -> float | None:
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
 HOSTS: weakref.WeakValueDictionary[int, ModelHost[Any]] = weakref.WeakValueDictionary()
@@ -524,9 +765,10 @@ _OF_PARENTS: list[object] = []
 
 
 def _after_fork() -> None:
+    CHANGED.start_over()
     for host in list(HOSTS.values()):
         if not is_shutting_down():
-            host.start_over_in_child()
+            host._start_over_in_child()
 
 
 if hasattr(os, "register_at_fork"):

@@ -13,13 +13,13 @@ from functools import partial
 from inspect import CO_GENERATOR, iscoroutinefunction
 from typing import Any, Generic, TypeVar, cast
 
-from torch_utils._registry import REGISTRY, Entry
+from torch_utils._registry import REGISTRY, Entry, ensure_ran
 from torch_utils._resource import Resource
 from torch_utils._runtime import early_bound, is_finalizing, is_shutting_down
 from torch_utils.errors import ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.arguments import check_seconds
 from torch_utils.hosting.process import ModelProcess, Proxy
-from torch_utils.hosting.tenancy import Holder
+from torch_utils.hosting.tenancy import Request
 from torch_utils.hosting.tenant import Tenant, ThreadTenant
 from torch_utils.hosting.threads import run_in_thread
 
@@ -39,29 +39,33 @@ class _Lease(Generic[M]):
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
         frame: Any = sys._getframe(1)
-        while frame.f_globals.get("__name__", "").startswith("torch_utils.hosting."):
+        while str(frame.f_globals.get("__name__")).startswith("torch_utils.hosting."):
+            if frame.f_back is None:  # Called by a thread that runs nothing else.
+                break
             frame = frame.f_back
         self._host = host  # A ModelHost, which stays alive and open.
         self._timeout_s = timeout_s
-        self._holder: Holder | None = None  # None before the lease and after its end
+        self._request: Request | None = None  # None before the lease and after its end
         self._has_ended = False
         self._process: ModelProcess | None = None
         self._calls: set[object] = set()  # calls that wait for the process or run in it
         self._is_in_generator = bool(frame.f_code.co_flags & CO_GENERATOR)
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
-    def _begin(self, thread: int | None) -> Holder:
-        if self._holder is not None or self._has_ended:
+    def _begin(self, by: str, task: int | None = None) -> Request:
+        if self._request is not None or self._has_ended:
             raise TorchUtilsError("a lease can be entered once; get another one from the host")
-        by = f", by thread {threading.current_thread().name}" if thread else ", by a coroutine"
         # Another thread may go on with a generator, and end the lease.
-        own = None if self._is_in_generator else thread
-        self._holder = Holder(self._where + by, own, time.monotonic())
-        return self._holder
+        thread = None if self._is_in_generator else threading.get_ident()
+        self._request = Request(f"{self._where}, by {by}", thread, task)
+        return self._request
 
-    def _model(self, tenant: Tenant) -> M:
+    def _model(self) -> M:
+        request = self._request
+        tenant: Tenant | None = None if request is None else request.tenant
+        assert request is not None and tenant is not None  # It was granted.
         if isinstance(tenant, ThreadTenant):
-            return cast(M, tenant.model)
+            return cast(M, request.model)
         self._process = tenant
         what = f"the proxy of {self._host.name} (process {tenant.pid})"
         return cast(M, Proxy(self._ask, what))
@@ -87,40 +91,42 @@ class _Lease(Generic[M]):
 
     def end(self) -> None:
         """End the lease: now, or when the call returns that still runs in the process."""
-        holder = self._holder
-        if holder is None or is_finalizing():  # A thread that is gone may hold the lock.
+        request = self._request
+        if request is None or is_finalizing():  # A thread that is gone may hold the lock.
             return
         self._has_ended = True
         if self._calls:
-            holder.thread = None  # It is now the lease of the call.
+            request.thread = None  # It is now the lease of the call.
         else:
-            self._host.tenancy.end_lease(holder)
-            self._holder = None
+            if self._host._tenancy.end_lease(request):
+                self._host._expiry.look()
+            self._request = None
 
     def finish(self) -> None:
-        """End the lease, and unload the model if it is due."""
+        """End the lease, and do what is due then, such as an unload."""
         self.end()
         if not is_finalizing():
-            self._host.unload_if_due()
+            self._host._do_what_is_due()
 
     def _abort(self) -> None:
         self.end()
-        self._host.expiry.dropped.put(None)  # Checks the model; this thread need not unload it.
+        self._host._expiry.look()  # This thread need not unload the model.
 
     @early_bound
     def __del__(self) -> None:
-        holder = getattr(self, "_holder", None)
-        if holder is not None and not is_shutting_down():
-            self._host.expiry.dropped.put(holder)
+        request = getattr(self, "_request", None)
+        if request is not None and not is_shutting_down():
+            self._host._expiry.end_later(request)
 
 
 class Lease(_Lease[M]):
     """The lease of a model for a ``with`` block; see `ModelHost.lease`."""
 
     def __enter__(self) -> M:
-        holder = self._begin(threading.get_ident())
+        request = self._begin(f"thread {threading.current_thread().name}")
         try:
-            return self._model(self._host.acquire(holder, self._timeout_s)[0])
+            self._host._acquire(request, self._timeout_s)
+            return self._model()
         except BaseException:  # The caller gets no lease.
             self._abort()
             raise
@@ -133,29 +139,34 @@ class AsyncLease(_Lease[M]):
     """The lease of a model for an ``async with`` block; see `ModelHost.alease`."""
 
     async def __aenter__(self) -> M:
-        holder = self._begin(None)
+        request = self._begin("a coroutine", id(asyncio.current_task()))
         try:
-            return self._model(await self._host.aacquire(holder, self._timeout_s))
+            await self._host._aacquire(request, self._timeout_s)
+            return self._model()
         except BaseException:  # The caller gets no lease.
             self._abort()
             raise
 
     async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
         self.end()
-        if self._host.tenancy.is_due():
-            await run_in_thread(self._host.unload_if_due)
+        if self._host._tenancy.has_work():
+            await run_in_thread(self._host._do_what_is_due)
 
     async def call(self, function: Callable[[M], T]) -> T:
         """Enter the lease, and call a function of the model in a thread, which ends the lease."""
         if iscoroutinefunction(function):
             raise TypeError(f"call a plain function, or use an async with block, got {function!r}")
         model = await self.__aenter__()
+        if self._request is not None:  # It goes on without this task.
+            self._request.thread = self._request.task = None
 
         def call() -> T:
-            if self._holder is not None:
-                self._holder.thread = threading.get_ident()  # It cannot wait for its own end.
+            if self._request is not None:  # It cannot wait for its own end.
+                self._request.thread, self._request.task = threading.get_ident(), None
             try:
-                return function(model)
+                result = function(model)
+                ensure_ran(result, "await or iterate it in a block of a lease")
+                return result
             finally:
                 self.finish()
 
@@ -169,10 +180,10 @@ class AsyncLease(_Lease[M]):
 class ModelLender(Resource):
     """Base of `ModelHost` and `ModelPool`: `close` waits for leases until a deadline."""
 
-    closes_by: float | None = None
-    """Until when `close` waits for leases, by `time.monotonic`; None for `CLOSE_S` from then on."""
+    # Until when `close` waits for leases, by `time.monotonic`; None for `CLOSE_S` from then on.
+    _closes_by: float | None = None
 
-    def register_in_child(self) -> None:
+    def _register_in_child(self) -> None:
         """In a forked child: register an entry of this process, so that it closes the model.
 
         This must not happen in the fork itself, where multiprocessing drops the child's finalizers.
@@ -202,8 +213,8 @@ class ModelLender(Resource):
         """
         if deadline_s is not None:
             check_seconds("deadline_s", deadline_s)
-            self.closes_by = time.monotonic() + deadline_s
-        self.register_in_child()
+            self._closes_by = time.monotonic() + deadline_s
+        self._register_in_child()
         return super().close()
 
     async def aclose(self, deadline_s: float | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -10,18 +11,25 @@ from typing import Any, Literal, TypeVar
 from torch_utils._memory import memory_snapshot
 from torch_utils._report import CleanupReport, format_bytes
 from torch_utils._resource import closes_on_error
+from torch_utils._runtime import log
 from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
 from torch_utils.hosting.arguments import Devices, check_positive, parse_keep_alive, parse_sizes
 from torch_utils.hosting.blocks import ASLEEP, Blocks, awake_bytes, by_device
 from torch_utils.hosting.host import ModelHost
 from torch_utils.hosting.lease import CLOSE_S, AsyncLease, Lease, ModelLender
-from torch_utils.hosting.tenancy import Changed, HostStatus, Transition
-from torch_utils.hosting.threads import LONGEST_WAIT_S
+from torch_utils.hosting.process import ModelProcess
+from torch_utils.hosting.tenancy import CHANGED, MEASURE_S, HostStatus, Load
+from torch_utils.hosting.tenant import WARNING, Tenant
 
 __all__ = ["ModelPool"]
 
 M = TypeVar("M")
 T = TypeVar("T")
+
+_ASK_S = 0.5
+"""How often a load that waits looks for room that nobody reports, in seconds."""
+_BACK, _BACK_S, _POLL_S = 0.9, 5.0, 0.02
+"""The part of a process's memory that must be back on its devices, and how long to wait for it."""
 
 
 class ModelPool(ModelLender):
@@ -36,12 +44,15 @@ class ModelPool(ModelLender):
             model.encode(texts)
 
     Before a load, the pool evicts idle models, the least recently used first, until the new one
-    fits. A model is never evicted while it is leased. Its size is the one that `add` declares.
-    Otherwise it is the size of its tensors and arrays, measured again for each load, or, for a
-    model in its own process, the memory of that process. It is then known only after the first
-    load, which may exceed the budget; the pool evicts others or unloads it again. What two models
-    share counts once, and what callers keep of an unloaded model still counts. Memory outside of
-    tensors and arrays does not count unless the size is declared.
+    fits. A model is never evicted while it is leased, nor if it is pinned by its own
+    ``keep_alive=-1``. A pinned model that found no room in time is loaded when there is room.
+
+    The size of a model is the one that `add` declares. Otherwise it is the size of its tensors and
+    arrays, measured again for each load, or, for a model in its own process, the memory of that
+    process. It is then known only after the first load, which may exceed the budget; the pool
+    evicts others or unloads it again. What two models share counts once, and what callers keep of
+    an unloaded model still counts. Memory outside of tensors and arrays does not count unless the
+    size is declared.
 
     What is evicted sleeps if ``sleep_bytes`` allows it: its values are in host memory, and the next
     lease wakes it; see `ModelHost`. The least recently used sleeper is unloaded first.
@@ -60,7 +71,8 @@ class ModelPool(ModelLender):
         sleep_bytes: Bytes of host memory for models that sleep instead of being unloaded. "auto"
             for half of what is available at that time; 0 for none.
         max_loaded: Number of models that may be loaded together. None for no limit.
-        keep_alive: The keep-alive time of models that `add` gives none; see `ModelHost`.
+        keep_alive: The keep-alive time of models that `add` gives none; see `ModelHost`. It pins
+            none of them.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -77,12 +89,11 @@ class ModelPool(ModelLender):
         max_loaded: int | None = None,
         keep_alive: float | str = "5m",
     ) -> None:
-        self.changed: Changed = Changed()  # also the lock of all its hosts
         self._hosts: dict[str, ModelHost[Any]] = {}
         self._is_auto = budget_bytes == "auto"
         sizes: Any = None if self._is_auto else budget_bytes
         self._budgets = {} if sizes is None else parse_sizes("budget_bytes", sizes, "")
-        self.has_budget: bool = budget_bytes is not None
+        self._has_budget = budget_bytes is not None
         if headroom_bytes is not None:
             check_positive("headroom_bytes", headroom_bytes)
         if sleep_bytes not in ("auto", 0):
@@ -100,8 +111,9 @@ class ModelPool(ModelLender):
         Args:
             name: Its name in the pool.
             load: Returns the model.
-            **options: The options of `ModelHost`: ``keep_alive`` (by default the pool's),
-                ``isolation``, ``nbytes``, ``max_leases``, ``call_timeout_s``, ``environment``.
+            **options: The options of `ModelHost`: ``keep_alive`` (by default the pool's; -1 here
+                pins the model), ``isolation``, ``nbytes``, ``max_leases``, ``call_timeout_s``,
+                ``environment``.
 
         Returns:
             The model's host. Leases of the host count as leases of the pool.
@@ -111,20 +123,25 @@ class ModelPool(ModelLender):
             ValueError: The pool has a model of this name, or an argument is invalid.
             ResourceClosedError: The pool is closed.
         """
-        with self.changed:
+        self.ensure_open()
+        host: ModelHost[M]
+        host = ModelHost(load, name=name, **{"keep_alive": self._keep_alive, **options})
+        is_pinned = "keep_alive" in options and host._tenancy.keep_alive_s == math.inf
+        host._join(self, is_pinned)
+        if self._hosts.setdefault(name, host) is not host:
+            host.close()
+            raise ValueError(f"this pool has a model {name!r} already; choose another name")
+        if self.closed:  # By another thread, in between.
+            host.close()
             self.ensure_open()
-            if name in self._hosts:
-                raise ValueError(f"this pool has a model {name!r} already; choose another name")
-            host = ModelHost(load, name=name, **{"keep_alive": self._keep_alive, **options})
-            host.join(self)
-            self._hosts[name] = host
-            return host
+        return host
 
-    def remove(self, name: str) -> CleanupReport:
+    def remove(self, name: str, timeout_s: float | None = None) -> CleanupReport:
         """Unload a model and close its host, and forget both.
 
         Args:
             name: Its name in the pool.
+            timeout_s: Seconds to wait for the end of leases; see `ModelHost.unload`.
 
         Returns:
             The report of the release.
@@ -134,10 +151,10 @@ class ModelPool(ModelLender):
             ModelInUseError: The model is leased. The pool keeps it.
         """
         host = self._host(name)
-        report = CleanupReport() if host.closed else host.unload()
+        report = CleanupReport() if host.closed else host.unload(timeout_s)
         host.close()
         if host.state != "closed":
-            raise host.tenancy.in_use()
+            raise host._tenancy.in_use()
         self._hosts.pop(name, None)
         return report
 
@@ -149,8 +166,8 @@ class ModelPool(ModelLender):
 
         Args:
             name: Its name in the pool.
-            timeout_s: Seconds to wait for room, and for other threads that load or unload the
-                model. None for no limit.
+            timeout_s: Seconds to wait for room, which other processes may give as well, and for
+                other threads that load or unload the model. None for no limit.
 
         Raises:
             UnknownModelError: The pool has no model of this name.
@@ -181,11 +198,12 @@ class ModelPool(ModelLender):
         """
         return self._host(name).call(function, timeout_s=timeout_s)
 
-    def unload(self, name: str) -> CleanupReport:
+    def unload(self, name: str, timeout_s: float | None = None) -> CleanupReport:
         """Unload one model; see `ModelHost.unload`.
 
         Args:
             name: Its name in the pool.
+            timeout_s: Seconds to wait for the end of leases.
 
         Returns:
             The report of the release.
@@ -193,7 +211,28 @@ class ModelPool(ModelLender):
         Raises:
             UnknownModelError: The pool has no model of this name.
         """
-        return self._host(name).unload()
+        return self._host(name).unload(timeout_s)
+
+    def replace(self, name: str, load: Callable[[], Any], **options: Any) -> bool:
+        """Load a new version of one model, and lend that one; see `ModelHost.replace`.
+
+        Args:
+            name: Its name in the pool.
+            load: Returns the new model.
+            **options: ``overlap`` and ``timeout_s``. Both versions count for the limits of the
+                pool while both are in memory.
+
+        Returns:
+            True if this call loaded the new model.
+
+        Raises:
+            UnknownModelError: The pool has no model of this name.
+        """
+        return self._host(name).replace(load, **options)
+
+    async def areplace(self, name: str, load: Callable[[], Any], **options: Any) -> bool:
+        """Replace one model in a thread; see `replace`."""
+        return await self._host(name).areplace(load, **options)
 
     def status(self) -> dict[str, HostStatus]:
         """Return the state of each model by name, in the order of `add`."""
@@ -203,8 +242,8 @@ class ModelPool(ModelLender):
         # There are none if its __init__ has failed.
         hosts = list(self.__dict__.get("_hosts", {}).values())[::-1]
         for host in hosts:  # First all of them, so that none lends while another waits.
-            host.tenancy.stop_lending()
-        ends = time.monotonic() + CLOSE_S if self.closes_by is None else self.closes_by
+            host._tenancy.stop_lending()
+        ends = time.monotonic() + CLOSE_S if self._closes_by is None else self._closes_by
         errors: list[BaseException] = []
         for host in hosts:
             try:
@@ -222,89 +261,141 @@ class ModelPool(ModelLender):
             known = ", ".join(map(repr, self._hosts)) or "none"
             raise UnknownModelError(f"this pool has no model {name!r}; it has: {known}") from None
 
-    def admit(
-        self,
-        host: ModelHost[Any],
-        transition: Transition,
-        blocks: Blocks,
-        deadline: float | None,
-    ) -> None:
+    # Room for a load
+
+    def _admit(self, host: ModelHost[Any], load: Load, blocks: Blocks, deadline: float) -> None:
         """Evict idle models until a load fits, and wait for leases to end if necessary.
 
         Args:
             host: The host that loads.
-            transition: Its load, which records the admitted memory.
+            load: Its load, which records the admitted memory.
             blocks: The model's memory: before the load, that of the last load, or what is declared.
-            deadline: When to give up, by `time.monotonic`; None for never. A load in the
-                background gives up when nobody waits for it.
+            deadline: When to give up, by `time.monotonic`. A load in the background gives up when
+                nobody waits for it, unless its model is pinned.
 
         Raises:
             NoRoomError: There is no room in time, or the model can never fit. The message names
                 what holds the memory.
             ResourceClosedError: The host was closed meanwhile.
         """
-        is_loaded = transition.admitted is not None
+        is_loaded, tenancy, measured_at = load.admitted is not None, host._tenancy, -math.inf
         while True:
-            for other in list(self._hosts.values()):
-                other.tenancy.measure()
-            with self.changed:
-                host.tenancy.ensure_lending()
-                others = [other for other in self._hosts.values() if other is not host]
-                lacking = self._lacking(blocks, others, is_loaded)
-                if not lacking:
-                    transition.admitted, transition.is_made = blocks, is_loaded
-                    transition.no_room = ""
+            if time.monotonic() - measured_at >= MEASURE_S:  # Every lease that ends wakes this.
+                measured_at = time.monotonic()
+                for other in [one for one in self._hosts.values() if one is not host]:
+                    other._tenancy.measure()
+            warning = ""
+            with CHANGED:
+                tenancy.ensure_wanted(load)
+                verb, victim, why = self._decide(host, load, blocks, is_loaded, deadline)
+                if verb == "fits":
+                    load.admitted, load.is_made, load.no_room = blocks, is_loaded, ""
                     return
-                never_fits = bool(self._lacking(blocks, None))
-                idle = [other for other in others if other.tenancy.is_idle()]
-                if not idle:  # Sleepers have a part of the host's memory only.
-                    idle = [other for other in others if other.tenancy.is_asleep()]
-                    if self._lacking(blocks, [one for one in others if one not in idle], is_loaded):
-                        idle = []
-                if never_fits or not idle:
-                    transition.no_room = _explain(host, blocks, lacking, others)
-                    left = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
-                    if transition.in_background and not host.tenancy.waiting:
-                        left = 0.0
-                    taking = [one.tenancy for one in others if one.tenancy.used() is not None]
-                    waits_for_itself = all(one.threads() == {transition.thread} for one in taking)
-                    if not never_fits and taking and waits_for_itself:
-                        held = "this thread itself holds what takes the room, so it cannot wait"
-                        raise NoRoomError(f"{transition.no_room}; {held}")
-                    # Of two loads that need more than they were admitted for, one gives up.
-                    loads = [load for one in others if (load := one.tenancy.transition) is not None]
-                    is_stuck = is_loaded and any(load.admitted and load.no_room for load in loads)
-                    if never_fits or left <= 0 or is_stuck or not taking:
-                        raise NoRoomError(transition.no_room)
-                    # Nobody tells when another process frees memory of a card.
-                    self.changed.wait(min(left, 1.0 if self._is_auto else LONGEST_WAIT_S))
-                    continue
-                oldest = min(idle, key=lambda one: one.tenancy.idle_since)
-            self._evict(oldest)
+                if verb != "evict":
+                    is_optional = load.in_background and load.make is None and not host._is_pinned
+                    left = deadline - time.monotonic()
+                    if verb == "refuse" or left <= 0 or (is_optional and not tenancy.waiting):
+                        raise NoRoomError(why)
+                    if not load.no_room and deadline == math.inf and not load.in_background:
+                        warning = why
+                    load.no_room = why
+                    # Nobody tells when another process or a caller frees memory.
+                    if not warning:
+                        CHANGED.wait(min(left, _ASK_S))
+            if warning:
+                log(WARNING, "waiting without a limit: %s", warning)
+            if victim is not None:
+                self._evict(victim)
+
+    def _decide(
+        self, host: ModelHost[Any], load: Load, blocks: Blocks, is_loaded: bool, deadline: float
+    ) -> tuple[Literal["fits", "evict", "wait", "refuse"], ModelHost[Any] | None, str]:
+        """Decide about a load, under the lock; changes nothing.
+
+        Returns:
+            What to do, the model to evict, and why the load has to wait or is refused.
+        """
+        hosts = list(self._hosts.values())
+        others = [other for other in hosts if other is not host]
+        lacking = self._lacking(load, blocks, hosts, is_loaded)
+        if not lacking:
+            return "fits", None, ""
+        never_fits = bool(self._lacking(load, blocks, []))
+        evictable = [one for one in others if not one._is_pinned]
+        idle = [one for one in evictable if one._tenancy.is_idle()]
+        if not idle:  # Sleepers have a part of the host's memory only.
+            idle = [one for one in evictable if one._tenancy.is_asleep()]
+            if self._lacking(load, blocks, [one for one in hosts if one not in idle], is_loaded):
+                idle = []
+        if idle and not never_fits:
+            return "evict", min(idle, key=lambda one: one._tenancy.idle_since), ""
+        why = _explain(host, load, blocks, lacking, [] if never_fits else hosts)
+        taking = [one._tenancy for one in others if one._tenancy.used() and not _stays(one)]
+        # Other processes may give room as well, if there is time for that.
+        can_wait = self._is_auto and deadline < math.inf
+        is_own = taking and all(one.threads() == {load.thread} for one in taking)
+        if is_own and not never_fits and not can_wait:
+            held = "this thread itself holds what takes the room, so it cannot wait"
+            return "refuse", None, f"{why}; {held}"
+        # Of two loads that need more than they were admitted for, one gives up.
+        loads = [one._tenancy.transition for one in others]
+        is_stuck = is_loaded and any(
+            isinstance(one, Load) and one.admitted and one.no_room for one in loads
+        )
+        may_end = bool(taking or self._is_auto or host._tenancy.replaced)
+        may_end |= any(one._tenancy.remains() or one._tenancy.given_up for one in hosts)
+        may_end |= host._is_pinned and load.in_background  # Until somebody unloads another one.
+        return "refuse" if never_fits or is_stuck or not may_end else "wait", None, why
 
     def _evict(self, host: ModelHost[Any]) -> None:
         """Let an idle model sleep if there is room for that, or unload it, or a sleeper."""
-        if host.tenancy.is_asleep():
-            host.unload_if(host.tenancy.is_asleep, "evicted")
+        tenancy = host._tenancy
+        if tenancy.is_asleep():
+            host._unload_if(tenancy.is_asleep, "evicted")
         else:
-            host.unload_if(host.tenancy.is_idle, "evicted", sleeps=self._has_bed(host))
+            host._unload_if(tenancy.is_idle, "evicted", sleeps=self._has_bed(host))
 
-    def evict_idle(self, host: ModelHost[Any]) -> bool:
+    def _evict_idle(self, host: ModelHost[Any]) -> bool:
         """Evict all other idle models, because memory ran out; return whether there were any."""
-        others = [one for one in list(self._hosts.values()) if one is not host]
-        idle = [other for other in others if other.tenancy.is_idle()]
+        others = [one for one in self._hosts.values() if one is not host and not one._is_pinned]
+        idle = [other for other in others if other._tenancy.is_idle()]
         for other in idle:
             self._evict(other)
         return bool(idle)
+
+    def _close(self, tenant: Tenant, blocks: Blocks) -> None:
+        """Close a tenant. Its process's memory is lent only when its devices have it back."""
+        is_running = isinstance(tenant, ModelProcess) and tenant.is_alive()
+        sizes = by_device(tenant.blocks()) if is_running else {}
+        if is_running and not sizes.keys() - {"host"}:  # It does not know, but `add` has said it.
+            sizes = by_device(blocks)
+        before = memory_snapshot().devices if sizes.keys() - {"host"} else {}
+        tenant.close()
+        until = time.monotonic() + _BACK_S
+        wanted = {
+            name: before[name].free_bytes + _BACK * sizes[name]
+            for name in sizes.keys() & before.keys() - {"host"}
+        }
+        while wanted and time.monotonic() < until:
+            now = memory_snapshot().devices
+            if all(
+                name not in now or now[name].free_bytes >= free for name, free in wanted.items()
+            ):
+                return
+            time.sleep(_POLL_S)
 
     def _has_bed(self, host: ModelHost[Any]) -> bool:
         """Return whether a model may sleep; unload sleepers to make that possible."""
         if not self._sleep_bytes:
             return False
-        needed = awake_bytes(host.tenancy.used() or {})
+        needed = awake_bytes(_together(host._tenancy.used()))
         while True:
-            asleep = [other for other in self._hosts.values() if other.tenancy.is_asleep()]
-            blocks = [block for other in asleep for block in (other.tenancy.used() or {}).values()]
+            asleep = [
+                one
+                for one in self._hosts.values()
+                if one._tenancy.is_asleep() and not one._is_pinned
+            ]
+            blocks = [block for one in asleep for block in _together(one._tenancy.used()).values()]
             taken = sum(nbytes for device, nbytes in blocks if device == ASLEEP)
             limit = self._sleep_bytes
             if limit == "auto":
@@ -313,44 +404,59 @@ class ModelPool(ModelLender):
                 return True
             if needed > limit or not asleep:
                 return False
-            self._evict(min(asleep, key=lambda one: one.tenancy.idle_since))
+            self._evict(min(asleep, key=lambda one: one._tenancy.idle_since))
 
     def _lacking(
-        self, needed: Blocks, others: list[ModelHost[Any]] | None, is_made: bool = False
+        self, load: Load, needed: Blocks, hosts: list[ModelHost[Any]], is_made: bool = False
     ) -> str:
-        """Return the limit that a model exceeds beside others; empty if it fits.
+        """Return the limit that a load exceeds beside what hosts have; empty if it fits.
 
         Args:
-            needed: The memory of the model.
-            others: The other hosts; None to ask whether it would fit if there were nothing else.
+            load: The load.
+            needed: The memory of its model.
+            hosts: The hosts, with the one that loads. Empty to ask whether it would fit if there
+                were nothing else.
             is_made: Whether the model has that memory already.
         """
-        used = [taken for other in others or () if (taken := other.tenancy.used()) is not None]
+        used = [one for host in hosts for one in host._tenancy.used(apart_from=load)]
         awake = [one for one in used if not any(device == ASLEEP for device, _ in one.values())]
         if self._max_loaded is not None and len(awake) >= self._max_loaded:
             return f"at most {self._max_loaded} may be loaded"
-        together = dict(needed)
-        for one in (*used, *(other.tenancy.remains() for other in others or ())):
-            together.update(one)
+        together = _together([needed, *used, *(host._tenancy.remains() for host in hosts)])
         for device, budget in self._budgets.items():
             if (by_device(together).get(device, 0) if device else awake_bytes(together)) > budget:
                 return f"the budget is {format_bytes(budget)}" + (f" on {device}" if device else "")
         for device, memory in memory_snapshot().devices.items() if self._is_auto else ():
             size, headroom = by_device(needed).get(device, 0), self._headroom_bytes
             room = memory.total_bytes - (memory.total_bytes // 10 if headroom is None else headroom)
-            if others is not None:
+            if hosts:
                 unused = memory.reserved_bytes - memory.allocated_bytes
                 room += memory.free_bytes + unused - memory.total_bytes + is_made * size
-                room -= sum(by_device(_pending(other)).get(device, 0) for other in others)
+                room -= sum(by_device(_pending(one, load)).get(device, 0) for one in hosts)
             if 0 < size > room:
                 return f"{device} has room for {format_bytes(max(0, room))}"
         return ""
 
 
-def _pending(host: ModelHost[Any]) -> Blocks:
-    """Return the memory that a load under way was admitted for and does not have yet."""
-    transition = host.tenancy.transition
-    return {} if transition is None or transition.is_made else transition.admitted or {}
+def _stays(host: ModelHost[Any]) -> bool:
+    """Return whether it is pinned, and nothing is about to end."""
+    return host._is_pinned and (host._tenancy.is_idle() or host._tenancy.is_asleep())
+
+
+def _together(several: list[Blocks]) -> Blocks:
+    return {key: block for blocks in several for key, block in blocks.items()}
+
+
+def _pending(host: ModelHost[Any], apart_from: Load) -> Blocks:
+    """Return the memory that loads under way were admitted for and do not have yet."""
+    loads = host._tenancy.transition, host._tenancy.replacement
+    return _together(
+        [
+            one.admitted
+            for one in (*loads, *host._tenancy.given_up)
+            if isinstance(one, Load) and one is not apart_from and one.admitted and not one.is_made
+        ]
+    )
 
 
 def _available_bytes() -> int:
@@ -363,15 +469,19 @@ def _available_bytes() -> int:
 
 
 def _explain(
-    host: ModelHost[Any], blocks: Blocks, lacking: str, others: list[ModelHost[Any]]
+    host: ModelHost[Any], load: Load, blocks: Blocks, lacking: str, hosts: list[ModelHost[Any]]
 ) -> str:
     held = []
-    for other in others:
-        used, why = other.tenancy.used(), str(other.tenancy.in_use())
-        if used is None:
-            used, why = other.tenancy.remains() or None, "unloaded, but callers keep parts of it"
-        if used is not None:
-            size, why = format_bytes(awake_bytes(used)), why.removeprefix(f"{other.name} ")
-            held.append(f"{other.name} has {size} ({why})")
+    for one in hosts:
+        used, why = one._tenancy.used(apart_from=load), str(one._tenancy.in_use())
+        why = why.removeprefix(f"{one.name} ")
+        if one is host and load.make is not None:
+            why = "the version in use; pass overlap=False to unload it first"
+        elif _stays(one):
+            why = "pinned by keep_alive=-1"
+        if not used and (remains := one._tenancy.remains()):
+            used, why = [remains], "unloaded, but callers keep parts of it"
+        if used:
+            held.append(f"{one.name} has {format_bytes(awake_bytes(_together(used)))} ({why})")
     needs = f", and it needs {format_bytes(awake_bytes(blocks))}" if blocks else ""
     return f"no room for {host.name}: {lacking}{needs}; {'; '.join(held) or 'nothing is loaded'}"

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -22,14 +23,15 @@ from os import getpid
 from pathlib import Path
 from typing import Any
 
+from torch_utils._registry import REGISTRY
 from torch_utils._release.storages import Storages
 from torch_utils._report import CleanupReport
 from torch_utils._resource import add_note, closed_error
-from torch_utils._runtime import early_bound
+from torch_utils._runtime import early_bound, is_shutting_down
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelProcessError, repr_of
 from torch_utils.hosting import messages
-from torch_utils.hosting.blocks import ASLEEP, Blocks, blocks_of
+from torch_utils.hosting.blocks import ASLEEP, Blocks, blocks_of, by_device
 from torch_utils.hosting.messages import Message
 
 __all__ = ["ModelProcess", "Proxy", "pickled_load"]
@@ -194,6 +196,10 @@ class ModelProcess:
         sizes = {**self._device_bytes, "host": host, ASLEEP: self.asleep_bytes}
         return blocks_of(self, {device: nbytes for device, nbytes in sizes.items() if nbytes})
 
+    def sizes(self) -> dict[str, int]:
+        """Return its bytes on the host now, and on each device at its last answer."""
+        return by_device(self.blocks())
+
     @property
     def is_asleep(self) -> bool:
         """Whether the values of its model are in host memory."""
@@ -215,7 +221,10 @@ class ModelProcess:
         During a call it is killed immediately, and the call raises `ModelProcessError`. Idempotent.
         """
         freed = {**self._device_bytes, "host": self.resident_bytes(mapped_files=False)}
-        self._stop(0 if self._is_busy else GRACE_S, "was ended")
+        grace_s = 0 if self._is_busy else GRACE_S
+        if is_shutting_down():  # All waits of the exit have one deadline.
+            grace_s = max(0, min(grace_s, REGISTRY.exit_ends - time.monotonic()))
+        self._stop(grace_s, "was ended")
         self.report = CleanupReport(freed_bytes=freed)
 
     def ask(self, *request: Any, check: Any = None, wait_s: float | None = None) -> Any:

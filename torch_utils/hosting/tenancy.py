@@ -6,19 +6,27 @@ thread is doing to the tenant:
     unloaded -> loading -> loaded -> sleeping -> asleep -> waking -> loaded
                            loaded or asleep -> unloading -> unloaded, or closed
 
-Only `Tenancy` changes them, under one lock, which the hosts of a pool share:
+Only `Tenancy` changes them, under the one lock of all hosts:
 
     method    called by                                     from                 to
     lend      a lease, `load`, `wake`                       unloaded, asleep     loading, waking
+    begin     `lend`, and a replacement without overlap     unloaded, asleep     loading, waking
     arrive    the thread that loads                         loading, waking      loaded
     fail      the thread that loads                         loading, waking      unloaded, asleep
     depart    `sleep`, `unload`, `close`, expiry, a pool    loaded, asleep       sleeping, unloading
     leave     the thread that departs                       sleeping, unloading  asleep, unloaded
 
 From `lend` to `arrive` or `fail`, and from `depart` to `leave`, one thread has the tenant for
-itself and uses it without the lock; all others wait for its transition. `depart` refuses if the
-caller's condition does not hold under the lock, for example if there is a lease. A sleep that is
-impossible leaves as an unload. A forked child starts over, unloaded.
+itself and uses it without the lock; all others wait. `depart` refuses if the caller's condition
+does not hold under the lock, for example if there is a lease. A sleep that is impossible leaves as
+an unload. A forked child starts over, unloaded.
+
+Requests for leases wait in one queue. Who changes the state serves the queue: the first requests
+get the model, or, if there is none, all of them look again and the first that does loads it.
+
+A replacement loads beside the tenant, without a transition, or in its place, after the end of all
+leases. When it arrives beside the tenant, that one is kept among the replaced ones until its last
+lease ends. A replacement that was given up counts as memory until its load ends.
 """
 
 from __future__ import annotations
@@ -27,11 +35,14 @@ import gc
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+from torch_utils._registry import REGISTRY, Entry
 from torch_utils._release.storages import Storages
 from torch_utils._resource import closed_error
 from torch_utils._signals import DeferredSignals
@@ -39,26 +50,43 @@ from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, re
 from torch_utils.hosting.blocks import Blocks, blocks_of
 from torch_utils.hosting.tenant import Tenant
 
-__all__ = ["Changed", "Holder", "HostStatus", "State", "Tenancy", "Transition"]
+__all__ = ["CHANGED", "HostStatus", "Load", "Request", "State", "Tenancy", "Transition"]
 
 State = Literal[
     "unloaded", "loading", "loaded", "sleeping", "asleep", "waking", "unloading", "closed"
 ]
+MEASURE_S = 1.0
+"""How often a model is measured at most, in seconds."""
 
 
-@dataclass(eq=False)
-class Holder:
-    """A thread or coroutine that holds a lease or waits for one.
+class Request:
+    """A lease, from its request to its end.
 
     Attributes:
         where: The line of the program that requested the lease, and its thread.
-        thread: The thread; None for a coroutine or a generator, whose thread also runs others.
+        thread: The thread that cannot end the lease while it waits for something: the caller's, or
+            that of the coroutine's event loop. None for a generator, which any thread may resume.
+        task: The id of the coroutine's task, because others of its thread can go on; or None.
         since: The time of the request, by `time.monotonic`.
+        is_lease: Whether it is a lease; otherwise only the load is wanted.
+        tenant: What it leases; None while it waits.
+        model: Its model, if that is in this process.
+        turn: Done when a request that waits should be looked at again; None before it waits.
+        is_woken: Whether it is done, or is about to be.
     """
 
-    where: str
-    thread: int | None
-    since: float
+    def __init__(
+        self, where: str, thread: int | None, task: int | None, is_lease: bool = True
+    ) -> None:
+        self.where = where
+        self.thread = thread
+        self.task = task
+        self.is_lease = is_lease
+        self.since: float = time.monotonic()
+        self.tenant: Tenant | None = None
+        self.model: Any = None
+        self.turn: Future[None] | None = None
+        self.is_woken = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +101,8 @@ class HostStatus:
         loads: Number of loads.
         unloads: Number of unloads, of ends of the model's process, and of releases by the program.
         nbytes: Bytes on the host and all devices: the declared size, or the size of the model's
-            tensors and arrays, or the memory of its process. 0 if it is not loaded.
+            tensors and arrays, or the memory of its process. 0 if it is not loaded. A model in this
+            process is measured after its load, and within a second after the end of a lease.
         nbytes_by_device: The same by "host" and device ("cuda:0"). Asleep, it is on the host.
         idle_s: Seconds since the last lease ended, or since the load. None if it is leased or not
             loaded.
@@ -93,65 +122,124 @@ class HostStatus:
     last_error: str | None
 
 
-class Transition(Future[None]):
-    """A load, a wake, a sleep or an unload; or the end of a lease, for which others wait.
-
-    Its exception is that of all who wait for it.
+class Transition:
+    """What one thread does to a tenant: it unloads it or lets it sleep.
 
     Attributes:
-        state: The state of the host meanwhile; "leased" for the end of a lease.
+        state: The state of the host meanwhile.
         thread: The thread that does it; None before that thread has started.
-        in_background: Whether the thread does it for all who wait, and not for itself.
+    """
+
+    def __init__(self, state: Any, thread: int | None) -> None:
+        self.state = state
+        self.thread = thread
+
+
+class Load(Transition):
+    """A load or a wake, perhaps of a replacement.
+
+    Attributes:
+        make: Makes the tenant; None for that of the host.
+        in_background: Whether a thread does it for all who wait, and not for itself.
         admitted: The memory that a pool has reserved for the load; None before.
         is_made: Whether the load has that memory.
         no_room: Why the load waits for room; empty if it does not.
+        outcome: True if its model is lent, False if its function is kept for the next load; None
+            before.
+        tenant: What it loads.
+        has_ended: Set when a load that was given up has ended.
+        is_given_up: Whether nobody waits for the replacement any more.
     """
 
-    def __init__(self, state: Any, in_background: bool = False) -> None:
-        super().__init__()
-        self.state: Any = state
-        self.thread: int | None = None if in_background else threading.get_ident()
+    def __init__(
+        self, in_background: bool = False, make: Callable[[], Tenant] | None = None
+    ) -> None:
+        super().__init__("loading", None if in_background else threading.get_ident())
+        self.make = make
         self.in_background = in_background
         self.admitted: Blocks | None = None
         self.is_made = False
         self.no_room = ""
-        self.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
+        self.outcome: bool | None = None
+        self.tenant: Tenant | None = None
+        self.has_ended: threading.Event = threading.Event()
+        self.is_given_up = False
+
+    def wait_at_exit(self) -> None:
+        """Wait for the end of a load that was given up."""
+        self.has_ended.wait(max(0.0, REGISTRY.exit_ends - time.monotonic()))
 
 
-class Changed(threading.Condition):
-    """A condition whose lock is held without garbage collections.
+class _Changed:
+    """A lock, held without signal handlers and garbage collections, and a condition.
 
-    They would run destructors of the program, which may wait for a thread that waits for this lock.
+    Both could run code of the program, which may wait for a thread that waits for this lock.
+
+    Attributes:
+        later: Functions to call when this thread has let go of the lock.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.later: list[Callable[[], object]] = []
+        self._lock: Any = threading.RLock()
+        self._waiters: list[Any] = []
         self._depth = 0
         self._collects = False
+        self._deferred = DeferredSignals()
 
-    def __enter__(self) -> bool:
-        is_held = super().__enter__()
+    def __enter__(self) -> None:
+        deferred = DeferredSignals()
+        deferred.__enter__()
+        self._lock.acquire()
         self._depth += 1
         if self._depth == 1:
-            self._collects = gc.isenabled()
+            self._deferred, self._collects = deferred, gc.isenabled()
             gc.disable()
-        return is_held
 
-    def __exit__(self, *exception: Any) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._collects:
+    def __exit__(self, *exception: object) -> None:
+        if not self._lock._is_owned():  # An interrupt came before `wait` had taken it again.
+            return
+        later: list[Callable[[], object]] = []
+        deferred, self._depth = self._deferred, self._depth - 1
+        is_outer = self._depth == 0
+        if is_outer:
+            later, self.later = self.later, later
+        if is_outer and self._collects:
             gc.enable()
-        super().__exit__(*exception)
+        self._lock.release()  # Nothing in between makes an object, so nothing is collected yet.
+        for call in later:
+            call()
+        if is_outer:
+            deferred.__exit__(None, None, None)
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait without the lock, as `threading.Condition.wait` does."""
-        depth, self._depth = self._depth, 0
-        if self._collects:
+    def wait(self, timeout_s: float) -> None:
+        """Wait without the lock, which this thread holds once, until `notify_all`."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        try:
+            self.__exit__()
+            waiter.acquire(timeout=timeout_s)
+        finally:
+            self.__enter__()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def notify_all(self) -> None:
+        """Wake all who wait, with the lock."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.release()
+
+    def start_over(self) -> None:
+        """Reset it in a forked child: a thread of the parent may have held it."""
+        if self._depth and self._collects:
             gc.enable()
-        is_notified = super().wait(timeout)
-        self._depth, self._collects = depth, gc.isenabled()
-        gc.disable()
-        return is_notified
+        self.__init__()  # type: ignore[misc]
+
+
+CHANGED = _Changed()
+"""The lock of all hosts, and the condition of all their changes. It is held for moments only."""
 
 
 class Tenancy:
@@ -162,13 +250,19 @@ class Tenancy:
         keep_alive_s: How long an idle model stays loaded.
         max_leases: How many leases there may be at a time; None for no limit.
         sizes: The declared size of the model, by device; empty to measure it.
+        make: Makes a tenant, which is not loaded yet.
 
     Attributes:
-        changed: The lock and the condition of all changes.
+        make: Makes the next tenant.
         tenant: The loaded model.
         transition: What is being done to it.
-        leases: The holders of leases, in order.
-        waiting: The holders that wait for a lease. For them the model stays loaded.
+        replacement: The load that will replace the tenant.
+        replaced: Replaced tenants, which are closed when their last lease ends; whether that has
+            begun.
+        given_up: Replacements that were given up and still load.
+        leases: The requests that have a lease, in order.
+        waiting: The requests that wait for one, in order. For them the model stays loaded.
+        drains: How many callers wait for the end of all leases; there are no new ones meanwhile.
         is_closing: Whether there are no new leases.
         idle_since: When the last lease ended, or the load, by `time.monotonic`.
         last_error: The repr of the last load's exception; None if it succeeded.
@@ -182,26 +276,31 @@ class Tenancy:
         keep_alive_s: float,
         max_leases: int | None,
         sizes: dict[str, int],
+        make: Callable[[], Tenant],
     ) -> None:
         self.name = name
         self.keep_alive_s = keep_alive_s
-        self.max_leases = max_leases
-        self._declared = blocks_of(name, sizes)
-        self.changed: Changed = Changed()
+        self.max_leases: float = math.inf if max_leases is None else max_leases
+        self.make: Callable[[], Tenant] = make
+        self._declared = sizes
         self.start_over(is_closing=False)
 
     def start_over(self, is_closing: bool) -> None:
         """Set the state of an unloaded host, in a new one or in a forked child."""
-        # In place, for all hosts of a pool: a thread of the parent may hold the lock.
-        Changed.__init__(self.changed)
         self.tenant: Tenant | None = None
         self.transition: Transition | None = None
-        self.leases: dict[Holder, None] = {}
-        self.waiting: set[Holder] = set()
+        self.replacement: Load | None = None
+        self.replaced: dict[Tenant, bool] = {}
+        self.given_up: list[Load] = []
+        self.leases: dict[Request, None] = {}
+        self.waiting: dict[Request, None] = {}
+        self.drains: int = 0
+        self._drained_since = 0.0
         self.is_closing: bool = is_closing
         self.idle_since: float = 0.0
         self._expires_at = math.inf
-        self._lease_end: Transition | None = None
+        self.measured_at: float = 0.0
+        self.is_stale: bool = False  # Whether a lease has ended since it was measured.
         self.loads: int = 0
         self.unloads: int = 0
         self.last_error: str | None = None
@@ -222,18 +321,45 @@ class Tenancy:
 
     def is_lost(self) -> bool:
         """Return whether the model's process has ended, or the program has released the model."""
-        return self.tenant is not None and not self.tenant.is_alive()
+        tenant = self.tenant
+        return tenant is not None and not tenant.is_alive()
 
     def is_queued(self) -> bool:
         """Return whether a load waits for room in the pool, which others may use for any time."""
         load = None if self.is_closing else self.transition
-        return load is not None and load.state in ("loading", "waking") and load.admitted is None
+        return isinstance(load, Load) and load.admitted is None
+
+    def is_leased(self, tenant: Tenant | None) -> bool:
+        """Return whether there is a lease of a tenant."""
+        return any(lease.tenant is tenant for lease in list(self.leases))
+
+    def is_held_by(self, thread: int | None, task: int | None = None) -> bool:
+        """Return whether a lease cannot end while this thread, or this task of it, waits."""
+        return thread is not None and any(
+            lease.thread == thread and (task is None or lease.task in (None, task))
+            for lease in list(self.leases)
+        )
+
+    def is_changed_by(self, thread: int) -> bool:
+        """Return whether a thread loads, unloads or replaces the model."""
+        changes = self.transition, self.replacement
+        return any(one is not None and one.thread == thread for one in changes)
+
+    def can_be_replaced(self, in_pool: bool) -> bool:
+        """Return whether nothing is under way, or only a load that waits for room in a pool."""
+        is_queued = in_pool and self.is_queued() and self.tenant is None
+        return self.replacement is None and (self.transition is None or is_queued)
+
+    def is_in_use(self, swap: Load | None) -> bool:
+        """Return whether there is a lease, or another model than the tenant and a replacement."""
+        return bool(self.leases or self.replaced) or self.replacement not in (None, swap)
 
     def is_idle(self, is_asleep: bool = False) -> bool:
         """Return whether it is awake, or asleep, not leased, and without waiting callers."""
         tenant = self.tenant
-        is_free = not (self.transition or self.leases or self.waiting)
-        return is_free and tenant is not None and tenant.is_asleep == is_asleep
+        if tenant is None or self.transition or self.waiting or tenant.is_asleep != is_asleep:
+            return False
+        return not self.is_leased(tenant)
 
     def is_asleep(self) -> bool:
         """Return whether it is asleep, and without waiting callers."""
@@ -247,20 +373,30 @@ class Tenancy:
         """Return when an idle model is due, by `time.monotonic`."""
         return self.idle_since if self.is_closing else self._expires_at
 
+    def next_measurement(self) -> float:
+        """Return when the model should be measured, by `time.monotonic`."""
+        return self.measured_at + MEASURE_S if self.is_stale else math.inf
+
+    def has_work(self) -> bool:
+        """Return whether a thread should unload or measure a model now."""
+        is_due = self.is_due() or self.next_measurement() <= time.monotonic()
+        return is_due or any(not self.is_leased(tenant) for tenant in list(self.replaced))
+
     def threads(self) -> set[int | None]:
         """Return the threads that hold a lease or do a transition.
 
         None stands for one that is not known, or that may change.
         """
-        transition = self.transition
-        threads = {holder.thread for holder in list(self.leases)}
-        return threads if transition is None else {*threads, transition.thread}
+        changes = self.transition, self.replacement, *list(self.given_up)
+        threads = {lease.thread for lease in list(self.leases)}
+        return threads | {one.thread for one in changes if one is not None}
 
     def in_use(self) -> ModelInUseError:
         """Return an error that names each lease."""
         now, leases = time.monotonic(), list(self.leases)
         if not leases:
-            return ModelInUseError(f"{self.name} is {self.state}")
+            state = self.state if self.replacement is None else "being replaced"
+            return ModelInUseError(f"{self.name} is {state}")
         taken = "; ".join(f"taken at {h.where}, {now - h.since:.1f} s ago" for h in leases)
         count = f"{len(leases)} open lease{'s' * (len(leases) > 1)}"
         return ModelInUseError(f"{self.name} has {count}: {taken}; end them first")
@@ -270,37 +406,65 @@ class Tenancy:
         if self.is_closing:
             raise closed_error(f"{self.name} is closed; create a new host, or add it to its pool")
 
+    def ensure_wanted(self, load: Load) -> None:
+        """Raise an error if the host no longer lends, or a replacement was given up."""
+        self.ensure_lending()
+        if load.is_given_up:
+            raise TorchUtilsError(f"the load of {self.name} was interrupted")
+
     # Its memory
 
     def measure(self) -> None:
         """Measure the model again, which may have grown or moved, unless it is in a transition."""
+        self.measured_at, self.is_stale = time.monotonic(), False
         tenant = self.tenant
         if tenant is not None and self.transition is None:
             tenant.measure()
 
+    def sizes(self) -> dict[str, int]:
+        """Return the memory of the tenant and of replaced ones by device, as last measured."""
+        total: dict[str, int] = {}
+        for tenant in (self.tenant, *list(self.replaced)):
+            if tenant is not None and tenant.is_alive():
+                sizes = tenant.sizes() if tenant.is_asleep else self._declared or tenant.sizes()
+                for device, nbytes in sizes.items():
+                    total[device] = total.get(device, 0) + nbytes
+        return total
+
     def blocks(self, tenant: Tenant) -> Blocks:
         """Return the memory of a tenant: when it was last measured, or declared."""
-        return tenant.blocks() if tenant.is_asleep else self._declared or tenant.blocks()
+        if self._declared and not tenant.is_asleep:
+            return blocks_of(tenant, self._declared)
+        return tenant.blocks()
 
-    def expected(self) -> Blocks:
+    def expected(self, load: Load) -> Blocks:
         """Return what a load or a wake will take; what of it still exists will be shared."""
-        tenant = self.tenant
-        alive = {**self.remains(), **(tenant.blocks() if tenant is not None else {})}
-        return self._declared or {
-            key if key in alive else (self.name, key): block
-            for key, block in self.last_blocks.items()
-        }
+        if self._declared:
+            return blocks_of(load, self._declared)
+        with CHANGED:
+            tenant = self.tenant
+            alive = {**self.remains(), **(tenant.blocks() if tenant is not None else {})}
+            return {
+                key if key in alive and load is not self.replacement else (load, key): block
+                for key, block in self.last_blocks.items()
+            }
 
-    def used(self) -> Blocks | None:
-        """Return the used or admitted memory; None for a model that is neither there nor loading.
+    def used(self, apart_from: Load | None = None) -> list[Blocks]:
+        """Return the used or admitted memory of each model that is there or loads.
 
-        A model that waits for room has both: the pieces that exist count once.
+        A model that waits for room to wake has both: the pieces that exist count once.
         """
-        tenant, transition = self.tenant, self.transition
-        admitted = None if transition is None else transition.admitted
-        if tenant is None:
-            return admitted
-        return {**self.blocks(tenant), **(admitted or {})}
+        found = [self.blocks(tenant) for tenant in list(self.replaced)]
+        found += [load.admitted for load in list(self.given_up) if load.admitted is not None]
+        for tenant, load in (self.tenant, self.transition), (None, self.replacement):
+            admitted = load.admitted if isinstance(load, Load) else None
+            if load is not None and load is apart_from:
+                continue
+            if tenant is not None:
+                found.append({**self.blocks(tenant), **(admitted or {})})
+            elif admitted is not None:
+                found.append(admitted)
+        return found
 
     def remains(self) -> Blocks:
         """Return the memory of unloaded models that callers still use."""
@@ -309,91 +473,208 @@ class Tenancy:
 
     # What changes it
 
-    def lend(self, holder: Holder | None, load: Transition) -> Tenant | Transition:
-        """Lend the model if it is loaded.
+    def lend(self, request: Request, load: Load) -> bool:
+        """Lend the model, or let the request wait for its turn.
 
         Returns:
-            The tenant, or the transition to wait for: ``load`` if the caller must load the model.
+            Whether the caller must load or wake the model: ``load`` has begun.
 
         Raises:
             ResourceClosedError: The host is closed.
             TorchUtilsError: This thread itself is loading or unloading the model.
         """
-        with DeferredSignals(), self.changed:
-            # The caller is counted before the state is read: a destructor that runs in the
-            # middle of this cannot unload the model.
-            if holder is not None:
-                self.waiting.add(holder)
+        with CHANGED:
+            if request.tenant is not None:
+                return False
             self.ensure_lending()
-            tenant, transition = self.tenant, self.transition
-            if transition is not None:
-                if transition.thread == threading.get_ident():
-                    verb = transition.state.removesuffix("ing")
-                    raise TorchUtilsError(
-                        f"cannot lease {self.name} from its own {verb} function: it would deadlock"
-                    )
-                return transition
-            if tenant is None or tenant.is_asleep:
-                load.state = "loading" if tenant is None else "waking"
-                self.transition = load
-                return load
-            if holder is not None:
-                if self.max_leases is not None and len(self.leases) >= self.max_leases:
-                    self._lease_end = self._lease_end or Transition("leased")
-                    return self._lease_end
-                self.leases[holder] = None
-                self.waiting.discard(holder)
-            return tenant
+            transition = self.transition
+            if transition is not None and transition.thread == threading.get_ident():
+                verb = {"waking": "wake"}.get(
+                    transition.state, transition.state.removesuffix("ing")
+                )
+                raise TorchUtilsError(
+                    f"cannot lease {self.name} from its own {verb} function: it would deadlock"
+                )
+            if self._has_place(request) and not (self.waiting and request.is_lease):
+                self._grant(request)
+                return False
+            request.turn, request.is_woken = Future(), False
+            self.waiting[request] = None
+            has_begun = self.begin(load)
+            if not has_begun:
+                self._serve()
+            return has_begun
 
-    def end_lease(self, holder: Holder) -> None:
-        """End a lease, or the wait for one."""
-        with DeferredSignals(), self.changed:
-            if holder not in self.waiting and holder not in self.leases:
-                return
-            self.waiting.discard(holder)
-            self.leases.pop(holder, None)
-            if not self.leases:
+    def _is_ready(self) -> bool:
+        tenant = self.tenant
+        if self.transition is not None or tenant is None or tenant.is_asleep:
+            return False
+        return tenant.is_alive()
+
+    def _has_place(self, request: Request) -> bool:
+        if self.is_closing or not self._is_ready():
+            return False
+        is_late = self.drains > 0 and request.since >= self._drained_since
+        # Leases of the same caller cannot end while it waits for their end.
+        if is_late and not self.is_held_by(request.thread, request.task):
+            return False
+        return not request.is_lease or len(self.leases) < self.max_leases
+
+    def begin(self, load: Load) -> bool:
+        """Begin a load or a wake, with the lock, if there is no model and nothing under way."""
+        tenant = self.tenant
+        is_draining = self.drains > 0 and load is not self.replacement
+        if self.transition or is_draining or (tenant is not None and not tenant.is_asleep):
+            return False
+        load.state = "loading" if tenant is None else "waking"
+        self.transition = load
+        return True
+
+    def _grant(self, request: Request) -> None:
+        self.waiting.pop(request, None)
+        if request.is_lease:
+            self.leases[request] = None
+        request.tenant = self.tenant
+        request.model = getattr(self.tenant, "model", None)
+        self._wake(request, None)
+
+    def _wake(self, request: Request, error: Exception | None) -> None:
+        turn = request.turn
+        if turn is not None and not request.is_woken:
+            request.is_woken = True
+            # Without the lock, which a callback of the future may need.
+            end = turn.set_result if error is None else turn.set_exception
+            CHANGED.later.append(partial(end, error))  # type: ignore[arg-type]
+
+    def _serve(self) -> None:
+        """Lend to those who wait, in order. If there is no model, the first who looks loads it."""
+        for request in list(self.waiting):
+            if self._has_place(request):
+                self._grant(request)
+            elif not self.drains and request.is_lease:
+                break
+        if self.is_closing or not (self.transition or self.drains or self._is_ready()):
+            for request in self.waiting:
+                self._wake(request, None)
+
+    def _change(self) -> None:
+        """Serve those who wait for a lease, and wake those who wait for a state."""
+        self._serve()
+        CHANGED.notify_all()
+
+    def end_lease(self, request: Request) -> bool:
+        """End a lease, or the wait for one.
+
+        Returns:
+            Whether it is the first that ended since the model was measured.
+        """
+        with CHANGED:
+            if request not in self.waiting and request not in self.leases:
+                return False
+            is_first, self.is_stale = not self.is_stale, True
+            tenant = request.tenant
+            self.waiting.pop(request, None)
+            self.leases.pop(request, None)
+            if not self.is_leased(self.tenant):
                 self.idle_since = time.monotonic()
                 self._expires_at = self.idle_since + self.keep_alive_s
-            self._wake_waiters()
+            self._serve()
+            if tenant is None or not self.is_leased(tenant):  # Others wait for that only.
+                CHANGED.notify_all()
+            return is_first
 
-    def arrive(self, load: Transition, tenant: Tenant) -> None:
-        """End a load or a wake that succeeded."""
-        with DeferredSignals():
-            with self.changed:
-                self.ensure_lending()
-                if self.transition is not load:  # Its caller has given up.
-                    raise TorchUtilsError(f"the load of {self.name} was interrupted")
-                self.loads += self.tenant is None
-                self.tenant, self.transition = tenant, None
-                self.idle_since = time.monotonic()
-                if self.keep_alive_s:  # One of 0 keeps a model that was loaded beforehand.
-                    self._expires_at = self.idle_since + self.keep_alive_s
-                self.last_error = None
-                self.changed.notify_all()
-            load.set_result(None)  # Without the lock, which a signal handler may need.
+    @contextmanager
+    def draining(self) -> Iterator[None]:
+        """Let new leases wait in this block, except for inner ones of callers that hold one.
 
-    def fail(self, load: Transition, error: BaseException | None) -> bool:
+        Use it in the library's own threads, where no signal handler can interrupt it.
+        """
+        has_begun = False
+        try:
+            with CHANGED:
+                self._drained_since = self._drained_since if self.drains else time.monotonic()
+                self.drains += 1
+                has_begun = True
+                self._serve()
+            yield
+        finally:
+            with CHANGED:
+                self.drains = max(0, self.drains - has_begun)  # A forked child starts over.
+                self._change()
+
+    def arrive(self, load: Load, tenant: Tenant) -> bool:
+        """End a load or a wake that succeeded.
+
+        Returns:
+            False if a replacement has to wait for the end of the transition.
+        """
+        former = self.make  # noqa: F841  (Dropped without the lock: it may run destructors.)
+        with CHANGED:
+            self.ensure_wanted(load)
+            if load is self.replacement:
+                if self.transition not in (None, load):
+                    return False
+                if self.tenant is not None:
+                    self.replaced[self.tenant] = False
+                self.replacement = None
+            elif load is not self.transition:  # Its caller has given up.
+                raise TorchUtilsError(f"the load of {self.name} was interrupted")
+            if load.make is not None:
+                self.make, self.last_blocks = load.make, self.blocks(tenant)
+            self.loads += self.tenant is not tenant
+            self.tenant, self.transition, load.outcome = tenant, None, True
+            self.idle_since = self.measured_at = time.monotonic()
+            if self.keep_alive_s:  # One of 0 keeps a model that was loaded beforehand.
+                self._expires_at = self.idle_since + self.keep_alive_s
+            self.last_error = None
+            self._change()
+            return True
+
+    def fail(self, load: Load, error: BaseException | None) -> bool:
         """End a load or a wake that failed; return whether by an error, not by an interrupt."""
         if error is not None and not isinstance(error, Exception) and load.in_background:
-            error = TorchUtilsError(f"loading {self.name} raised {error!r}")
-        with DeferredSignals():
-            with self.changed:
-                if self.transition is not load:
-                    return False
-                shared = error if isinstance(error, Exception) else None
-                if shared is not None:
-                    self.last_error = repr_of(shared)
-                self.transition, self._expires_at = None, math.inf
-                self.changed.notify_all()
-            # An interrupt or a lack of room may concern this thread only; the others try again.
+            error = TorchUtilsError(f"loading {self.name} raised {repr_of(error)}")
+        shared = error if isinstance(error, Exception) else None
+        text = None if shared is None else repr_of(shared)
+        with CHANGED:
+            if load in self.given_up:
+                self.given_up.remove(load)
+                load.has_ended.set()
+                self._change()
+            if load not in (self.transition, self.replacement):
+                return False
+            # A lack of room may concern this thread only; the others try again. So they do after
+            # a replacement, which somebody else wanted.
             is_own = isinstance(shared, NoRoomError) and not load.in_background
-            load.set_exception(None if is_own else shared)
-        return shared is not None
+            is_own |= load is self.replacement
+            if load is self.replacement:
+                self.replacement = None
+            if load is self.transition:
+                self.transition, self._expires_at = None, math.inf
+            if shared is not None:
+                self.last_error = text
+                if not is_own:
+                    for request in list(self.waiting):
+                        del self.waiting[request]
+                        self._wake(request, shared)
+            self._change()
+            return shared is not None
+
+    def give_up(self, load: Load) -> None:
+        """Let the old model stay, unless a replacement has arrived."""
+        with CHANGED:
+            load.is_given_up = load.outcome is None
+            if load in (self.transition, self.replacement):
+                self.fail(load, None)
+                self.given_up.append(load)
+                # The exit waits for its thread, which could not go on while the process ends.
+                entry = Entry(id(load), "a load", lambda: load, Load.wait_at_exit)
+                REGISTRY.add(entry)
+            self._change()
 
     def depart(self, departure: Transition, may: Callable[[], bool]) -> Tenant | None:
         """Begin to unload the model, or to let it sleep, if ``may()`` is True under the lock."""
-        with self.changed:
+        with CHANGED:
             tenant = self.tenant
             if self.transition is not None or tenant is None or not may():
                 return None
@@ -402,27 +683,42 @@ class Tenancy:
             self.transition = departure
             return tenant
 
-    def leave(self, departure: Transition, is_asleep: bool) -> None:
+    def leave(self, is_asleep: bool) -> None:
         """End what `depart` began."""
-        with self.changed:
+        with CHANGED:
             self.transition, self._expires_at = None, math.inf
-            if not is_asleep and self.tenant is not None:
-                self.leases.clear()  # Leases of an ended process, or at exit.
-                self.unloads += 1
-                self.unloaded.append(self.tenant.storages)
-                self.remains()  # Forgets models that are gone.
+            tenant = self.tenant
+            if not is_asleep and tenant is not None:
                 self.tenant = None
-            self._wake_waiters()
-        departure.set_result(None)
+                self._forget(tenant)
+            self._change()
+
+    def take_replaced(self, even_if_leased: bool) -> Tenant | None:
+        """Return a replaced tenant that nobody leases, for the caller to close."""
+        with CHANGED:
+            for tenant, is_taken in self.replaced.items():
+                if not is_taken and (even_if_leased or not self.is_leased(tenant)):
+                    self.replaced[tenant] = True
+                    return tenant
+            return None
+
+    def leave_replaced(self, tenant: Tenant) -> None:
+        """End what `take_replaced` began."""
+        with CHANGED:
+            self.replaced.pop(tenant, None)
+            self._forget(tenant)
+            self._change()
+
+    def _forget(self, tenant: Tenant) -> None:
+        for lease in list(self.leases):
+            if lease.tenant is tenant:  # Of an ended process, or at exit.
+                del self.leases[lease]
+        self.unloads += 1
+        self.unloaded.append(tenant.storages)
+        self.remains()  # Forgets models that are gone.
 
     def stop_lending(self) -> None:
         """Begin to close: open leases continue, but there are no new ones."""
-        with self.changed:
+        with CHANGED:
             self.is_closing = True
-            self._wake_waiters()
-
-    def _wake_waiters(self) -> None:
-        self.changed.notify_all()
-        lease_end, self._lease_end = self._lease_end, None
-        if lease_end is not None:
-            lease_end.set_result(None)
+            self._change()

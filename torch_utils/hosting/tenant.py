@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_utils._memory import empty_pinned_cache
 from torch_utils._oom import clear_exception_frames
+from torch_utils._registry import ensure_ran
 from torch_utils._release.objects import Kinds, is_instance, is_namespace, is_released
 from torch_utils._release.run import release
 from torch_utils._release.storages import Storages, storages_in
@@ -17,13 +18,15 @@ from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource
 from torch_utils._runtime import is_shutting_down, log, whole_torch
 from torch_utils.errors import TorchUtilsError, repr_of
-from torch_utils.hosting.blocks import ASLEEP, Blocks
+from torch_utils.hosting.blocks import ASLEEP, Blocks, by_device
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.hosting.sleep import Offloaded, offload, synchronize
 
 __all__ = ["Tenant", "ThreadTenant"]
 
 WARNING = 30
+_READING_S = 1.0
+"""How long closing waits for a thread that measures the model, in seconds."""
 
 
 class ThreadTenant:
@@ -44,13 +47,15 @@ class ThreadTenant:
         self._name = name
         self._make = load
         self._blocks: Blocks = {}
+        self._sizes: dict[str, int] = {}
         self._offloaded: Offloaded | None = None
         self.asleep_bytes: int = 0  # of host memory, which belong on a device
         self._reading = threading.Lock()  # Measuring refers to parts, which would stay awake.
 
     def load(self) -> None:
         """Load the model."""
-        name, self.model = self._name, self._make()
+        name = self._name
+        self.model = ensure_ran(self._make(), f"load {name} with a plain function")
         if self.model is None:
             raise TypeError(f"the load function of {name} returned None; it must return the model")
         self.measure()
@@ -64,16 +69,18 @@ class ThreadTenant:
     def is_alive(self) -> bool:
         """Return whether the program has neither released nor closed the model itself."""
         model = self.model
-        return not (is_released(model) or (is_instance(model, Resource) and model.closed))
+        closed = Resource.closed.__get__  # Not the program's own property.
+        return not (is_released(model) or (is_instance(model, Resource) and closed(model)))
 
     def measure(self) -> None:
         """Count the model's tensors and arrays again, unless another thread does."""
-        model = self.model
-        if model is None or not self._reading.acquire(blocking=False):
+        if not self._reading.acquire(blocking=False):
             return
         try:
-            self.storages = storages_in(model)
-            self._blocks = self.storages.blocks()
+            if self.model is not None:
+                self.storages = storages_in(self.model)
+                self._blocks = self.storages.blocks()
+                self._sizes = by_device(self.blocks())
         finally:
             self._reading.release()
 
@@ -83,6 +90,10 @@ class ThreadTenant:
             return self._blocks
         awake = {key: block for key, block in self._blocks.items() if block[0] != "host"}
         return {**awake, self: (ASLEEP, self.asleep_bytes)}
+
+    def sizes(self) -> dict[str, int]:
+        """Return its bytes on the host and on each device when it was last measured."""
+        return self._sizes
 
     @property
     def is_asleep(self) -> bool:
@@ -116,7 +127,11 @@ class ThreadTenant:
         """Release the model, even if it is still referenced elsewhere."""
         if not is_shutting_down():
             self.measure()  # Callers may keep parts.
+        # Another thread may be measuring it. At shutdown that thread may never end.
+        has_lock = self._reading.acquire(timeout=_READING_S)
         model, self.model = self.model, None
+        if has_lock:
+            self._reading.release()
         if model is None:
             return
         offloaded, self._offloaded = self._offloaded, None

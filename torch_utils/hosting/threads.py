@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import threading
 import time
@@ -15,9 +16,16 @@ from typing import Any, TypeVar
 
 from torch_utils._runtime import ERROR, is_shutting_down, log
 from torch_utils._signals import DeferredSignals
-from torch_utils.hosting.tenancy import Tenancy
+from torch_utils.hosting.tenancy import CHANGED, Request, Tenancy
 
-__all__ = ["LONGEST_WAIT_S", "Expiry", "in_thread", "run_in_thread", "wait_in_loop"]
+__all__ = [
+    "LONGEST_WAIT_S",
+    "Expiry",
+    "in_thread",
+    "run_in_thread",
+    "wait_in_loop",
+    "wait_in_thread",
+]
 
 T = TypeVar("T")
 Queue = SimpleQueue[Any]
@@ -33,27 +41,33 @@ _IDLE: list[Queue] = []
 def in_thread(function: Callable[[], T]) -> Future[T]:
     """Run a function in a daemon thread, which nothing waits for at the end of the loop.
 
-    A thread that has run a function waits for another one. Starting a thread takes longer than the
-    call of a small model, and torch keeps memory for each thread that computes.
+    It sees the caller's context variables, as with `asyncio.to_thread`. A thread that has run a
+    function waits for another one. Starting a thread takes longer than the call of a small model,
+    and torch keeps memory for each thread that computes.
     """
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
+    context = contextvars.copy_context()
 
     def run() -> None:
         try:
-            future.set_result(function())
+            future.set_result(context.run(function))
         except BaseException as error:  # The waiter raises it.
             future.set_exception(error)
 
-    try:
-        _IDLE.pop().put(run)
-    except IndexError:
-        jobs = Queue()
-        jobs.put(run)
+    has_thread = True
+    with DeferredSignals():
         try:
-            threading.Thread(None, _work, "torch_utils-host", (jobs,), daemon=True).start()
-        except RuntimeError:  # No thread can be started: too many, or the interpreter is ending.
-            run()
+            _IDLE.pop().put(run)
+        except IndexError:
+            jobs = Queue()
+            jobs.put(run)
+            try:
+                threading.Thread(None, _work, "torch_utils-host", (jobs,), daemon=True).start()
+            except RuntimeError:  # Too many threads, or the interpreter is ending.
+                has_thread = False
+    if not has_thread:
+        run()
     return future
 
 
@@ -68,6 +82,15 @@ def _work(jobs: Queue) -> None:
                 return
 
 
+def wait_in_thread(future: Future[Any], timeout_s: float | None = None) -> None:
+    """Wait until a future is done. An interrupt of `concurrent.futures.wait` may break its lock."""
+    waiter = threading.Lock()
+    waiter.acquire()
+    with DeferredSignals():
+        future.add_done_callback(lambda _: waiter.release())
+    waiter.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+
+
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Run a function in a thread, which continues if the coroutine is cancelled."""
     future = in_thread(function)
@@ -79,7 +102,14 @@ async def wait_in_loop(future: Future[Any], timeout_s: float | None = None) -> N
     """Wait until a future is done. A StopIteration in it would make its own waiters hang."""
     signal: Future[None] = Future()
     signal.set_running_or_notify_cancel()  # Cancelling the waiter must not cancel it.
-    future.add_done_callback(lambda _: signal.set_result(None))
+    weak = weakref.ref(signal)  # A coroutine of a loop that has gone must not stay alive.
+
+    def done(_: object) -> None:
+        waiter = weak()
+        if waiter is not None:
+            waiter.set_result(None)
+
+    future.add_done_callback(done)
     waiting = asyncio.wrap_future(signal)
     try:
         await asyncio.wait({waiting}, timeout=timeout_s)
@@ -89,19 +119,24 @@ async def wait_in_loop(future: Future[Any], timeout_s: float | None = None) -> N
 
 
 class Expiry:
-    """A thread that ends dropped leases of a host, and unloads its model when that is due.
+    """A thread that ends dropped leases of a host, and measures and unloads its models when due.
 
     It ends when there is no model, and does not keep the host alive.
-
-    Attributes:
-        dropped: Holders of leases that were garbage-collected, whose destructors must not block;
-            None to check the model now.
     """
 
     def __init__(self, host: Any) -> None:
-        self.dropped: Queue = Queue()
+        self._dropped: Queue = Queue()
         self._host = weakref.ref(host)
         self._is_running = False
+
+    def end_later(self, request: Request) -> None:
+        """End a lease that was garbage-collected, whose destructor must not block."""
+        self._dropped.put(request)
+
+    def look(self) -> None:
+        """Look now at what is due, if the thread runs."""
+        if self._is_running:
+            self._dropped.put(None)
 
     def start(self, tenancy: Tenancy) -> None:
         """Start the thread, unless it runs."""
@@ -109,7 +144,7 @@ class Expiry:
         # newer ones.
         wait_s = min(tenancy.keep_alive_s or LONGEST_WAIT_S, LONGEST_WAIT_S)
         thread = threading.Thread(None, self._run, "torch_utils-expiry", (wait_s,), daemon=True)
-        with DeferredSignals(), tenancy.changed:
+        with CHANGED:
             if not self._is_running and not is_shutting_down():
                 # Too many threads: a pool, `unload` or the exit unloads the model.
                 with contextlib.suppress(RuntimeError):
@@ -118,28 +153,30 @@ class Expiry:
 
     def _run(self, wait_s: float) -> None:
         while True:
-            holder = None
+            request = None
             with contextlib.suppress(Empty):
-                holder = self.dropped.get(timeout=wait_s)
+                request = self._dropped.get(timeout=wait_s)
             host = self._host()
             if host is None:
                 return
-            tenancy = host.tenancy
+            tenancy = host._tenancy
             try:
-                if holder is not None:
-                    tenancy.end_lease(holder)
-                host.unload_if_due()
+                if request is not None:
+                    tenancy.end_lease(request)
+                host._do_what_is_due()
             except BaseException as error:  # From the model's close(); the model is gone.
                 log(ERROR, "unloading an idle model failed: %r", error, exc_info=error)
-            del host
-            with tenancy.changed:
-                if tenancy.tenant is None or tenancy.tenant.is_asleep:
+            del host, request
+            with CHANGED:
+                has_none = tenancy.tenant is None or tenancy.tenant.is_asleep
+                if has_none and not tenancy.replaced:
                     self._is_running = False
                     return
                 wait_s = tenancy.keep_alive_s or LONGEST_WAIT_S  # Leases do not wake the thread.
                 if tenancy.is_idle():
                     wait_s = max(0.0, tenancy.expires_at() - time.monotonic())
-                wait_s = min(wait_s, LONGEST_WAIT_S)
+                until_measured_s = tenancy.next_measurement() - time.monotonic()
+                wait_s = max(0.0, min(wait_s, until_measured_s, LONGEST_WAIT_S))
 
 
 if hasattr(os, "register_at_fork"):

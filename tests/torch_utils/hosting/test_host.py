@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
+import subprocess
 import sys
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from pathlib import Path
+from platform import libc_ver
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +29,7 @@ import pytest
 
 from tests.support.hosting_stub import Stub, run, threads_inside
 from tests.support.interrupts import Interrupt, Place, interrupt_everywhere, send_sigint
+from tests.support.programs import IMPORT_PATH, output_of
 from tests.support.threads import errors_in_threads, in_threads
 from tests.support.waiting import wait_for, wait_for_async
 from torch_utils import (
@@ -36,6 +41,9 @@ from torch_utils import (
     TorchUtilsError,
     release,
 )
+
+CLOSE_S, EXIT_WAIT_S = 10.0, 5.0
+"""How long `close`, and the exit, wait for others."""
 
 
 class Holds:
@@ -240,10 +248,11 @@ def test_model_is_never_unloaded_while_it_is_leased() -> None:
                 for _ in range(20):
                     model.use()
                     time.sleep(0)
-            time.sleep(random.random() / 50)
+            time.sleep(random.random() / 10)
 
     def unload() -> None:
         while not is_enough():
+            time.sleep(random.random() / 500)
             try:
                 host.unload()
             except ModelInUseError:
@@ -279,6 +288,103 @@ def test_further_leases_wait_for_the_end_of_one() -> None:
                 host.lease(timeout_s=0.01).__enter__()
             with pytest.raises(TimeoutError, match=r"still leased after 0\.01 s"):
                 asyncio.run(host.call(work, timeout_s=0.01))
+
+
+def test_leases_are_lent_in_the_order_of_their_requests() -> None:
+    """Those of threads and of coroutines, also after the load for which all of them wait."""
+    go_on, order = threading.Event(), list[int]()
+    host = ModelHost(lambda: (go_on.wait(), Stub())[1], max_leases=1)
+
+    def lend(number: int) -> None:
+        with host.lease(timeout_s=60):
+            order.append(number)
+
+    async def alend(number: int) -> None:
+        async with host.alease(timeout_s=60):
+            order.append(number)
+
+    threads = list[threading.Thread]()
+    for number in range(8):
+        ask = partial(run, partial(alend, number)) if number % 2 else partial(lend, number)
+        threads.append(threading.Thread(target=ask))
+        threads[-1].start()
+        time.sleep(0.05)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert order == list(range(8))
+    with host.lease() as model:
+        taker = threading.Thread(target=lend, args=(8,))
+        taker.start()
+        time.sleep(0.05)
+        assert model.use()
+    lend(9)  # It must not overtake.
+    taker.join()
+    assert order[8:] == [8, 9]
+    host.close()
+
+
+def test_context_variables_reach_calls_and_loads() -> None:
+    """As with asyncio.to_thread; each caller has its own."""
+    request: ContextVar[str] = ContextVar("request", default="-")
+    seen = []
+
+    async def main() -> None:
+        def load() -> Stub:
+            seen.append(request.get())
+            return Stub()
+
+        async def ask(name: str) -> str:
+            request.set(name)
+            return await host.call(lambda model: (time.sleep(0.01), request.get())[1])
+
+        request.set("the first")
+        async with ModelHost(load) as host:
+            assert await host.call(lambda model: request.get()) == "the first"
+            names = [f"request {n}" for n in range(8)]
+            assert await asyncio.gather(*map(ask, names)) == names
+            request.set("the second")
+            await host.areplace(load)
+
+    run(main)
+    assert seen == ["the first", "the second"]
+
+
+class AsyncLoader:
+    async def __call__(self) -> Stub:
+        return Stub()
+
+
+def _call(function: Callable[[Stub], Any], model: Stub) -> Any:
+    return function(model)
+
+
+def test_functions_that_have_to_be_awaited_are_refused() -> None:
+    """Nothing lends a coroutine, and a generator would use the model after its lease."""
+
+    async def use(model: Stub) -> int:
+        return model.use()
+
+    def stream(model: Stub) -> Iterator[int]:
+        yield model.use()
+
+    async def main(host: ModelHost[Stub]) -> None:
+        for function in (use, stream):
+            with pytest.raises(TypeError, match=rf"{function.__name__}\(\) has to be awaited or"):
+                await host.call(partial(_call, function))
+        assert await host.call(lambda model: model.use()) == 1
+
+    for load in (AsyncLoader(), AsyncLoader().__call__, partial(AsyncLoader().__call__)):
+        with pytest.raises(TypeError, match="plain function"):
+            ModelHost(load)
+    with ModelHost(lambda: AsyncLoader()()) as host:
+        with (
+            pytest.raises(TypeError, match=r"has to be awaited.*with a plain function"),
+            host.lease(),
+        ):
+            pass
+    with ModelHost(Stub) as host:
+        run(partial(main, host))
 
 
 def test_cancelled_call_keeps_the_model_until_its_function_returns() -> None:
@@ -375,6 +481,161 @@ def test_unload_and_close_name_open_leases() -> None:
             host.lease().__enter__()
     wait_for(lambda: host.status().state == "closed")
     assert model.closed == 1
+
+
+def test_close_in_the_event_loop_does_not_wait_for_a_lease_of_that_loop() -> None:
+    """The lease could not end meanwhile."""
+
+    async def main() -> None:
+        host = ModelHost(Stub)
+        async with host.alease() as model:
+            began = time.monotonic()
+            with pytest.raises(ModelInUseError, match="by a coroutine"):
+                host.close()
+            assert time.monotonic() - began < CLOSE_S / 2
+            assert model.use()
+        await wait_for_async(lambda: host.status().state == "closed")
+        assert model.closed == 1
+
+    run(main)
+
+
+EXIT = """
+import sys, threading, time
+from torch_utils import ModelHost, Resource, exit_on_signals
+
+exit_on_signals()
+begun = []
+
+
+def load():
+    begun.append(1)
+    time.sleep(600)
+
+
+class Slow(Resource):
+    def _release(self):
+        begun.append(1)
+        time.sleep(600)
+
+
+kept = [ModelHost(load) for _ in range(3)], [Slow() for _ in range(3)]
+for target in [one.load for one in kept[0]] + [one.close for one in kept[1]]:
+    threading.Thread(target=target, daemon=True).start()
+while len(begun) < 6:
+    time.sleep(0.01)
+print("now", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_waits_at_exit_have_one_deadline_together(tmp_path: Path) -> None:
+    """Docker kills after ten seconds."""
+    program = tmp_path / "program.py"
+    program.write_text(EXIT)
+    command = [sys.executable, "-W", "ignore", str(program)]
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(60) == 143
+        assert EXIT_WAIT_S < time.monotonic() - began + 0.5 < 2.5 * EXIT_WAIT_S
+
+
+HEAP = """
+import threading
+
+import torch
+
+from torch_utils import ModelHost, memory_snapshot, release
+
+host = ModelHost(object)
+torch.zeros(30 << 18)  # Its end raises glibc's thresholds, as a loader's does.
+release(torch.ones(1 << 20))
+before = memory_snapshot().host
+barrier = threading.Barrier(4)
+
+
+def work():
+    barrier.wait()
+    model = [torch.ones(25_000) for _ in range(400)]
+    barrier.wait()
+    del model
+    barrier.wait()
+
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+release(torch.ones(1 << 20))
+print(round((memory_snapshot().host.anonymous_bytes - before.anonymous_bytes) / 1e6))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(libc_ver()[0] != "glibc", reason="only glibc gives threads their own heaps")
+def test_memory_of_threads_goes_back_to_the_system() -> None:
+    """Without hosts, and with the program's own setting, glibc keeps it."""
+    pytest.importorskip("torch")
+    left_mb = [
+        int(output_of(text, env=setting))
+        for text, setting in (
+            (HEAP, {}),
+            (HEAP.replace("ModelHost(object)", "None"), {}),
+            (HEAP, {"MALLOC_ARENA_MAX": "16"}),
+            (HEAP, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=16"}),
+        )
+    ]
+    assert left_mb[0] < 10 < 40 < min(left_mb[1:])
+
+
+# What status says
+
+
+@pytest.mark.parametrize("switch_s", [0.005, 1e-6])
+def test_status_and_leases_beside_unloads(switch_s: float) -> None:
+    """A lease always has a model, and status never fails or waits, whatever is under way."""
+    torch = pytest.importorskip("torch")
+    host = ModelHost(lambda: torch.nn.Sequential(*[torch.nn.Linear(2, 2)] * 20), keep_alive=0)
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            status = host.status()
+            assert status.nbytes in (0, 24)
+            assert status.state in ("unloaded", "loading", "loaded", "unloading")
+
+    def lend() -> None:
+        for _ in range(60):
+            with host.lease() as model:
+                assert len(model) == 20
+        done.set()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(switch_s)
+    try:
+        assert errors_in_threads(ask, ask, lend) == []
+    finally:
+        sys.setswitchinterval(before)
+    host.close()
+
+
+def test_size_is_that_after_the_last_lease() -> None:
+    """status() does not walk the model, so it does not see what a lease has changed until then."""
+    torch = pytest.importorskip("torch")
+    with ModelHost(lambda: torch.nn.Linear(2, 2, bias=False)) as host:
+        with host.lease() as model:
+            model.cache = torch.zeros(1000)
+            assert host.status().nbytes == 16
+        wait_for(lambda: host.status().nbytes == 4016)
+        with host.lease() as model:
+            del model.cache
+        wait_for(lambda: host.status().nbytes == 16)
 
 
 # Coroutines

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -13,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import hosted_models
 from tests.support.hosting_stub import Stub
 from tests.support.threads import errors_in_threads
-from tests.support.waiting import wait_for, wait_for_async
+from tests.support.waiting import is_there, wait_for, wait_for_async
 from torch_utils import (
     DeviceMemory,
     MemorySnapshot,
@@ -210,7 +214,7 @@ def test_growth_of_a_loaded_model_counts(holders: ModelPool) -> None:
     use(holders, "a", "b")
     with holders.lease("a") as model:
         model.cache = tensor(3)
-    assert holders.status()["a"].nbytes_by_device == {"host": 7 * MB}
+    wait_for(lambda: holders.status()["a"].nbytes_by_device == {"host": 7 * MB})
     use(holders, "c")
     assert loaded(holders) == ["c"]
 
@@ -259,6 +263,104 @@ def test_auto_budget_is_what_the_card_has(monkeypatch: pytest.MonkeyPatch) -> No
         card.others = 0
         use(pool, "a", "b")
         assert loaded(pool) == ["b"]
+
+
+def test_auto_budget_waits_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the time is up, whether or not the pool has other models."""
+    from torch_utils.hosting import pool as module
+
+    card = Card()
+    monkeypatch.setattr(module, "memory_snapshot", card.snapshot)
+
+    def lend() -> None:
+        with pool.lease("a", WAIT_S) as model:
+            assert is_whole(model)
+
+    def call() -> None:
+        assert asyncio.run(pool.call("a", is_whole, timeout_s=WAIT_S))
+
+    with make(ModelPool(budget_bytes="auto"), card.tensor, a=40, b=5) as pool:
+        for ask in (lend, call):
+            for beside in (contextlib.nullcontext(), pool.lease("b")):
+                card.others = 60 * MB
+                with beside:
+                    for timeout_s in (0, 0.1):
+                        began = time.monotonic()
+                        with pytest.raises(NoRoomError, match="host has room for"):
+                            pool.lease("a", timeout_s).__enter__()
+                        assert time.monotonic() - began >= timeout_s
+                    threading.Timer(0.2, partial(setattr, card, "others", 0)).start()
+                    ask()
+                pool.unload("a")
+
+
+def test_kept_parts_may_be_dropped_while_a_load_waits(holders: ModelPool) -> None:
+    kept = []
+    for name in "ab":
+        with holders.lease(name) as model:
+            kept.append(model.tensor)
+    threading.Timer(0.2, kept.clear).start()
+    with holders.lease("c", WAIT_S) as model:
+        assert is_whole(model)
+
+
+def test_pinned_model_is_not_evicted(caplog: pytest.LogCaptureFixture) -> None:
+    """The error names it. A pinned model that found no room is loaded when there is room."""
+    with make(ModelPool(max_loaded=1, keep_alive=-1), b=1, c=1) as pool:
+        pool.add("a", partial(tensor, 1), keep_alive=-1)
+        use(pool, "b", "c")  # The pool's own keep_alive pins nothing.
+        assert loaded(pool) == ["c"]
+        with pool.lease("c"), pytest.raises(NoRoomError, match="no room for a"):
+            pool.lease("a", SOON_S).__enter__()
+        wait_for(lambda: loaded(pool) == ["a"])
+        for timeout_s in (None, WAIT_S):
+            with pytest.raises(NoRoomError, match=r"a has .* \(pinned by keep_alive=-1\)"):
+                pool.lease("b", timeout_s).__enter__()
+        assert loaded(pool) == ["a"]
+        pool.unload("a")
+        use(pool, "b")
+        assert loaded(pool) == ["b"]
+        with pool.lease("b"), pytest.raises(NoRoomError, match=r"b has .* 1 open lease") as caught:
+            asyncio.run(pool.call("a", is_whole, timeout_s=SOON_S))
+        assert "pinned by" not in str(caught.value)
+        wait_for(lambda: loaded(pool) == ["a"])
+
+
+def test_memory_of_a_process_is_lent_when_the_card_has_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver needs a moment for it."""
+    from torch_utils.hosting import pool as module
+
+    total, ended_at, seen = 100 * MB, list[float](), list[int]()
+
+    def snapshot() -> Any:
+        has_it_back = ended_at and time.monotonic() > ended_at[0] + SOON_S
+        free = total if has_it_back or not seen else total - 60 * MB
+        return MemorySnapshot(devices={"cuda:0": DeviceMemory(0, 0, free, total)})
+
+    def load() -> Any:
+        seen.append(snapshot().devices["cuda:0"].free_bytes)
+        return tensor(1)
+
+    monkeypatch.setattr(module, "memory_snapshot", snapshot)
+    for budget in ({"cuda:0": total}, "auto"):
+        ended_at.clear()
+        seen.clear()
+        with ModelPool(budget_bytes=budget, headroom_bytes=1) as pool:
+            pool.add("a", hosted_models.Model, isolation="process", nbytes={"cuda:0": 60 * MB})
+            pool.add("b", load, nbytes={"cuda:0": 60 * MB})
+            with pool.lease("a") as model:
+                pid = model.pid()
+            seen.append(0)
+
+            def watch(pid: int = pid) -> None:
+                wait_for(lambda: not is_there(pid))
+                ended_at.append(time.monotonic())
+
+            threading.Thread(target=watch).start()
+            with pool.lease("b", WAIT_S):
+                assert seen == [0, total]
 
 
 def test_removed_model_is_unloaded_and_forgotten() -> None:
