@@ -103,15 +103,6 @@ class Index:
             if isinstance(place, Path):
                 yield shard, place
 
-    def _load(self, check: bool, is_forced: bool, retriever: Any) -> None:
-        state = self.look()
-        if state[1] == self.version and not is_forced:
-            return  # The service itself has made this change.
-        for shard, place in self._folders(retriever):
-            shard.load(place, check=check)
-        self.set_state(*state)
-        log.info("opened the index again: %d documents", self.documents)
-
     def _save(self, change: Callable[[Any], Any], retriever: Any) -> Any:
         if result := change(retriever):  # Otherwise nothing was deleted.
             for shard, place in self._folders(retriever):
@@ -125,7 +116,6 @@ class Index:
         self, options: dict[str, Any], retriever: Any, inputs: Sequence[tuple[str, Any]]
     ) -> list[Any]:
         """Return the results of queries with vectors; the mode bm25 needs no vectors."""
-        self._refresh()
         queries, vectors = zip(*inputs, strict=True)
         known = None if options["mode"] == "bm25" else np.stack(vectors)
         found: list[Any] = retriever.search_batch(queries, **options, vectors=known)
@@ -133,17 +123,15 @@ class Index:
 
     def get(self, retriever: Any, ids: Sequence[str]) -> list[Any]:
         """Return the document of each id, or None."""
-        self._refresh()
         found: list[Any] = retriever.get(ids)
         return found
 
     def page(self, retriever: Any, inputs: Sequence[tuple[int, str | None]]) -> list[Any]:
         """Return a page of documents for each limit and last id."""
-        self._refresh()
         return [retriever.documents(after=after, limit=limit) for limit, after in inputs]
 
-    def _refresh(self) -> None:
-        """Open a new version of the index that another process has written.
+    def refresh(self) -> None:
+        """Open a new version of the index that another process has written, before a batch.
 
         A version that cannot be opened is tried again after the next change.
         """
@@ -167,7 +155,10 @@ class Index:
         """
         async with self._changing:
             try:
-                await self.host.call(partial(self._load, True, is_forced))
+                state = await asyncio.to_thread(self.look)
+                if is_forced or state[1] != self.version:  # Not a change of the service itself.
+                    await self.host.areplace(self._open)
+                    log.info("opened the index again: %d documents", self.documents)
             except Exception as error:  # After any error of the new index the old one still works.
                 log_error("reload failed, the old index stays in use", error)
                 reason = public_reason(error)
@@ -195,8 +186,7 @@ class Index:
                 except (TypeError, ValueError) as error:  # The client's documents are invalid.
                     raise Problem(422, str(error)[:500], param="documents") from None
                 except Exception as error:  # From the disk, or another process is changing it.
-                    # It must match its files again. Their content is checked by the next search.
-                    await self.host.call(partial(self._load, False, True))
+                    await self.host.areplace(self._open)  # It must match its files again.
                     if not isinstance(error, (IndexChangedError, WriterBusyError)):
                         log_error("the index cannot be changed", error)
                         detail = "the index cannot be changed; the service's log says why"

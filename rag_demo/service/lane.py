@@ -176,6 +176,7 @@ class Lane:
         name: The name, for threads and metrics.
         host: The host of the model or the index.
         settings: The service's settings.
+        before: Called in the lane's thread before each batch.
 
     Attributes:
         error: Why the last load failed; None if it succeeded.
@@ -185,8 +186,14 @@ class Lane:
         batch_tokens: How many tokens the model computes together; 0 if that is unknown.
     """
 
-    def __init__(self, name: str, host: ModelHost[Any], settings: Settings) -> None:
-        self.name, self.host, self._settings = name, host, settings
+    def __init__(
+        self,
+        name: str,
+        host: ModelHost[Any],
+        settings: Settings,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self.host, self._settings, self._before = name, host, settings, before
         self.error: BaseException | None = None
         self.has_loaded = False
         self.max_tokens: int | None = None
@@ -213,6 +220,7 @@ class Lane:
     def _lease_and_call(self, function: Callable[[Any], Any]) -> Any:
         has_begun, self._began = False, time.monotonic()
         try:
+            self._before()
             with self.host.lease() as model:
                 has_begun, self._began = True, time.monotonic()  # The load is over.
                 if not self.has_loaded:

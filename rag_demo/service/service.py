@@ -72,8 +72,8 @@ class Service:
         if settings.reranker is not None:
             load = partial(load_reranker, settings.reranker, device, trust)
             hosts["reranker"] = ModelHost(load, name=Path(settings.reranker).name, **options)
-        hosts["index"] = self.index.host
         self.lanes = {name: Lane(name, host, settings) for name, host in hosts.items()}
+        self.lanes["index"] = Lane("index", self.index.host, settings, self.index.refresh)
         self._tasks: set[asyncio.Task[Any]] = set()
         for lane in self.lanes.values():
             self._start(self._keep_loaded(lane))

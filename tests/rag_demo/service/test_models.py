@@ -165,7 +165,8 @@ async def test_reload_fails_no_request(tmp_path: Path) -> None:
         metrics = (await client.get("/metrics")).text
         assert 'torch_utils_model_loaded{model="index"} 1.0' in metrics
         models = (await client.get("/admin/models")).json()["models"]
-        assert [each["loads"] for each in models] == [1, 1]  # Two may not fit on a device.
+        assert models[0]["loads"] == 1
+        assert models[1]["loads"] >= 2
         assert set(counts[:1]) == {4}
         assert counts[-1] == 5
 
