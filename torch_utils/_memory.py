@@ -332,11 +332,13 @@ shrinks and grows again all the time.
 """
 
 
+@functools.lru_cache(maxsize=1)
 def share_heap() -> bool:
     """Let threads that allocate for the first time from now on share the heap of the main thread.
 
     glibc gives each of them a heap of its own, and `trim_host` cannot return the free end of those.
-    Does nothing with other C libraries, or if the environment sets up malloc. Never raises.
+    Does nothing with other C libraries, or if the environment sets up malloc. Only the first call
+    acts, so that later settings of the program remain. Never raises.
 
     Returns:
         True if they will.

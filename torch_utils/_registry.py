@@ -104,6 +104,10 @@ class Registry:
         """Return the open entries, newest first."""
         return list(self._entries.copy().values())[::-1]
 
+    def exit_left_s(self) -> float:
+        """Return how long the exit callback may still wait for other threads, in seconds."""
+        return max(0.0, self.exit_ends - monotonic())
+
     def skip_at_exit(self, thread: int) -> None:
         """Exclude the entries that a hanging thread is closing from the exit callback."""
         for entry in self.open_entries():
@@ -131,16 +135,14 @@ class Registry:
                 tried.update(batch)
                 for entry in batch:
                     try:
-                        entry.close(timeout_s=max(0.001, self.exit_ends - monotonic()))
+                        entry.close(timeout_s=max(0.001, self.exit_left_s()))
                     except BaseException as error:
                         # A SystemExit or KeyboardInterrupt must not skip the other entries, and
                         # the program is ending already.
                         _report_unraisable(error, f"{entry.name}._release")
                     waits |= entry.thread not in (None, me)
             # A thread that was closing a resource may go on with others of the same collection.
-            while (
-                waits and monotonic() < self.exit_ends and any(self.get(e.key) is e for e in tried)
-            ):
+            while waits and self.exit_left_s() and any(self.get(e.key) is e for e in tried):
                 sleep(0.005)
 
 

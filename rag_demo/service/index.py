@@ -155,8 +155,8 @@ class Index:
         """
         async with self._changing:
             try:
-                state = await asyncio.to_thread(self.look)
-                if is_forced or state[1] != self.version:  # Not a change of the service itself.
+                # The version in use is a change of the service itself.
+                if is_forced or (await asyncio.to_thread(self.look))[1] != self.version:
                     await self.host.areplace(self._open)
                     log.info("opened the index again: %d documents", self.documents)
             except Exception as error:  # After any error of the new index the old one still works.

@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from torch_utils._memory import share_heap
 from torch_utils._oom import clear_exception_frames, is_out_of_memory
-from torch_utils._registry import EXIT_WAIT_S, REGISTRY
+from torch_utils._registry import EXIT_WAIT_S, REGISTRY, Entry
 from torch_utils._report import CleanupReport
 from torch_utils._resource import closes_on_error
 from torch_utils._runtime import early_bound, is_shutting_down, log, notify
@@ -225,7 +225,7 @@ class ModelHost(ModelLender, Generic[M]):
         request = Request("", threading.get_ident(), None, is_lease=False)
         try:
             return self._acquire(request, None)
-        except BaseException:
+        except BaseException:  # An interrupt must not leave the request in the queue.
             self._tenancy.end_lease(request)
             raise
 
@@ -300,9 +300,9 @@ class ModelHost(ModelLender, Generic[M]):
 
         Args:
             load: Returns the new model. Called in a thread of its own.
-            overlap: Whether both may be in memory together. False if there is no room for both: new
-                leases wait until those of the old model have ended, it is unloaded, and the new
-                one is loaded. If that fails, the next lease loads the old one again.
+            overlap: Whether both models may be in memory at the same time. If False, new leases
+                wait until the leases of the old model have ended, the old model is unloaded, and
+                the new one is loaded. If that load fails, the next lease loads the old one again.
             timeout_s: Seconds until the new model must be lent; None for no limit.
 
         Returns:
@@ -343,10 +343,16 @@ class ModelHost(ModelLender, Generic[M]):
         return self._replaced(future, swap, timeout_s)
 
     def _end_wait(self, future: Future[bool], swap: Load) -> None:
-        if not future.done():
-            self._tenancy.give_up(swap)
-            if swap.is_given_up and isinstance(swap.tenant, ModelProcess):
+        """Give up a replacement that has not arrived; the exit waits for its thread."""
+        if future.done():
+            return
+        self._tenancy.give_up(swap)
+        if swap.is_given_up:
+            if isinstance(swap.tenant, ModelProcess):
                 swap.tenant.kill()
+            entry = Entry(id(future), "a load", lambda: future, _wait_at_exit)
+            REGISTRY.add(entry)
+            future.add_done_callback(lambda _: REGISTRY.discard(entry))
 
     def _replaced(self, future: Future[bool], swap: Load, timeout_s: float | None) -> bool:
         if swap.outcome is not None and not future.done():
@@ -527,10 +533,6 @@ class ModelHost(ModelLender, Generic[M]):
             log(WARNING, what + "an object with close()", self.name)
 
     # Replacing
-
-    def _drain(self, until: float) -> CleanupReport:
-        with self._tenancy.draining():
-            return self._empty("requested", until, math.inf) or CleanupReport()
 
     def _replacing(
         self, load: Any, overlap: bool, timeout_s: float | None, task: int | None = None
@@ -713,6 +715,11 @@ class ModelHost(ModelLender, Generic[M]):
                     raise tenancy.in_use()
                 CHANGED.wait(min(left, LONGEST_WAIT_S))
 
+    def _drain(self, until: float) -> CleanupReport:
+        """Unload the model when its leases have ended, before any later lease."""
+        with self._tenancy.draining():
+            return self._empty("requested", until, math.inf) or CleanupReport()
+
     def _release(self) -> None:
         if "_tenancy" not in self.__dict__:  # Its __init__ has failed.
             return
@@ -753,6 +760,11 @@ class ModelHost(ModelLender, Generic[M]):
     def __repr__(self) -> str:
         tenancy = self._tenancy
         return f"<ModelHost {self.name!r}, {tenancy.state}, {len(tenancy.leases)} leases>"
+
+
+def _wait_at_exit(work: Future[Any]) -> None:
+    """Wait for a thread that may run torch, which could not go on while the process ends."""
+    wait_in_thread(work, REGISTRY.exit_left_s())
 
 
 def _seconds_until(deadline: float) -> float | None:

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -223,7 +222,7 @@ class ModelProcess:
         freed = {**self._device_bytes, "host": self.resident_bytes(mapped_files=False)}
         grace_s = 0 if self._is_busy else GRACE_S
         if is_shutting_down():  # All waits of the exit have one deadline.
-            grace_s = max(0, min(grace_s, REGISTRY.exit_ends - time.monotonic()))
+            grace_s = min(grace_s, REGISTRY.exit_left_s())
         self._stop(grace_s, "was ended")
         self.report = CleanupReport(freed_bytes=freed)
 

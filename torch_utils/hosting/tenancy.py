@@ -21,8 +21,8 @@ itself and uses it without the lock; all others wait. `depart` refuses if the ca
 does not hold under the lock, for example if there is a lease. A sleep that is impossible leaves as
 an unload. A forked child starts over, unloaded.
 
-Requests for leases wait in one queue. Who changes the state serves the queue: the first requests
-get the model, or, if there is none, all of them look again and the first that does loads it.
+Requests for leases wait in one queue. Each change of the state serves the queue. If a model is
+loaded, the first requests get it. Otherwise all of them try again, and one of them loads it.
 
 A replacement loads beside the tenant, without a transition, or in its place, after the end of all
 leases. When it arrives beside the tenant, that one is kept among the replaced ones until its last
@@ -35,6 +35,7 @@ import gc
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -42,7 +43,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from torch_utils._registry import REGISTRY, Entry
 from torch_utils._release.storages import Storages
 from torch_utils._resource import closed_error
 from torch_utils._signals import DeferredSignals
@@ -139,7 +139,7 @@ class Load(Transition):
     """A load or a wake, perhaps of a replacement.
 
     Attributes:
-        make: Makes the tenant; None for that of the host.
+        make: Makes the tenant of a replacement; None for that of the host.
         in_background: Whether a thread does it for all who wait, and not for itself.
         admitted: The memory that a pool has reserved for the load; None before.
         is_made: Whether the load has that memory.
@@ -147,27 +147,19 @@ class Load(Transition):
         outcome: True if its model is lent, False if its function is kept for the next load; None
             before.
         tenant: What it loads.
-        has_ended: Set when a load that was given up has ended.
         is_given_up: Whether nobody waits for the replacement any more.
     """
 
-    def __init__(
-        self, in_background: bool = False, make: Callable[[], Tenant] | None = None
-    ) -> None:
+    def __init__(self, in_background: bool = False) -> None:
         super().__init__("loading", None if in_background else threading.get_ident())
-        self.make = make
+        self.make: Callable[[], Tenant] | None = None
         self.in_background = in_background
         self.admitted: Blocks | None = None
         self.is_made = False
         self.no_room = ""
         self.outcome: bool | None = None
         self.tenant: Tenant | None = None
-        self.has_ended: threading.Event = threading.Event()
         self.is_given_up = False
-
-    def wait_at_exit(self) -> None:
-        """Wait for the end of a load that was given up."""
-        self.has_ended.wait(max(0.0, REGISTRY.exit_ends - time.monotonic()))
 
 
 class _Changed:
@@ -423,13 +415,12 @@ class Tenancy:
 
     def sizes(self) -> dict[str, int]:
         """Return the memory of the tenant and of replaced ones by device, as last measured."""
-        total: dict[str, int] = {}
+        total = Counter[str]()
         for tenant in (self.tenant, *list(self.replaced)):
             if tenant is not None and tenant.is_alive():
-                sizes = tenant.sizes() if tenant.is_asleep else self._declared or tenant.sizes()
-                for device, nbytes in sizes.items():
-                    total[device] = total.get(device, 0) + nbytes
-        return total
+                is_declared = self._declared and not tenant.is_asleep
+                total.update(self._declared if is_declared else tenant.sizes())
+        return dict(total)
 
     def blocks(self, tenant: Tenant) -> Blocks:
         """Return the memory of a tenant: when it was last measured, or declared."""
@@ -521,7 +512,10 @@ class Tenancy:
         return not request.is_lease or len(self.leases) < self.max_leases
 
     def begin(self, load: Load) -> bool:
-        """Begin a load or a wake, with the lock, if there is no model and nothing under way."""
+        """Begin a load or a wake if the model is not loaded and nothing else is under way.
+
+        The caller holds the lock.
+        """
         tenant = self.tenant
         is_draining = self.drains > 0 and load is not self.replacement
         if self.transition or is_draining or (tenant is not None and not tenant.is_asleep):
@@ -547,7 +541,7 @@ class Tenancy:
             CHANGED.later.append(partial(end, error))  # type: ignore[arg-type]
 
     def _serve(self) -> None:
-        """Lend to those who wait, in order. If there is no model, the first who looks loads it."""
+        """Lend the loaded model to waiting requests, in order; otherwise let them try again."""
         for request in list(self.waiting):
             if self._has_place(request):
                 self._grant(request)
@@ -558,7 +552,7 @@ class Tenancy:
                 self._wake(request, None)
 
     def _change(self) -> None:
-        """Serve those who wait for a lease, and wake those who wait for a state."""
+        """Serve the queue, and wake the threads that wait for a change of the state."""
         self._serve()
         CHANGED.notify_all()
 
@@ -639,7 +633,6 @@ class Tenancy:
         with CHANGED:
             if load in self.given_up:
                 self.given_up.remove(load)
-                load.has_ended.set()
                 self._change()
             if load not in (self.transition, self.replacement):
                 return False
@@ -667,9 +660,6 @@ class Tenancy:
             if load in (self.transition, self.replacement):
                 self.fail(load, None)
                 self.given_up.append(load)
-                # The exit waits for its thread, which could not go on while the process ends.
-                entry = Entry(id(load), "a load", lambda: load, Load.wait_at_exit)
-                REGISTRY.add(entry)
             self._change()
 
     def depart(self, departure: Transition, may: Callable[[], bool]) -> Tenant | None:

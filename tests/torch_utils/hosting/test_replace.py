@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -447,6 +448,25 @@ def test_replacement_that_was_given_up_counts_until_its_load_ends() -> None:
             with pool.lease("b", WAIT_S) as model:
                 assert model.check() == 1
         wait_for(lambda: open_models() == [1, 1])
+
+
+def test_function_that_was_given_up_is_forgotten_after_its_load(host: ModelHost[Any]) -> None:
+    go_on = threading.Event()
+
+    class Loader:
+        def __call__(self) -> Version:
+            go_on.wait()
+            return Version(2)
+
+    loader = Loader()
+    alive = weakref.ref(loader)
+    with pytest.raises(TimeoutError):
+        host.replace(loader, timeout_s=0.05)
+    del loader
+    go_on.set()
+    wait_for(lambda: Stub.made[-1].closed)
+    wait_for(lambda: gc.collect() is not None and alive() is None)
+    assert lent(host) == 1
 
 
 def test_waiting_lease_of_a_closed_loop_does_not_take_the_model(host: ModelHost[Any]) -> None:
