@@ -39,6 +39,7 @@ class Visit:
         is_guarded: Whether a test of the object's state decides if the node is reached.
         is_alive: Whether a test before has asked if the interpreter is shutting down.
         is_test: Whether the node is a part of a test.
+        done: The futures that are done, because a test before has asked them.
         is_default: Whether the parameters have their defaults: the call passes no arguments.
     """
 
@@ -49,6 +50,7 @@ class Visit:
     is_guarded: bool = False
     is_alive: bool = False
     is_test: bool = False
+    done: frozenset[str] = frozenset()
     is_default: bool = True
 
     def catches(self, *names: str) -> bool:
@@ -271,7 +273,10 @@ class Destructible:
         is_own &= self.first_value(visit.function, test) is not truth
         is_alive = any(_SHUTDOWN_CHECK.fullmatch(last_name(one)) for one in names)
         return replace(
-            visit, is_guarded=visit.is_guarded or is_own, is_alive=visit.is_alive or is_alive
+            visit,
+            is_guarded=visit.is_guarded or is_own,
+            is_alive=visit.is_alive or is_alive,
+            done=visit.done | _done(test, truth=truth),
         )
 
     def _node(self, visit: Visit, node: ast.AST) -> None:
@@ -322,11 +327,26 @@ class Destructible:
             local = [one for one in inside(function) if getattr(one, "name", "") == node.func.id]
             known = [*local[-1:], *self.module.bound.get(node.func.id, ())]
             return next((one for one in known if isinstance(one, _FUNCTIONS)), None)
-        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
-            others = self.definitions.get(node.func.attr, [])
-            is_super = last_name(node.func.value.func) == "super" and function in others
+        owner, others = (
+            getattr(node.func, "value", None),
+            self.definitions.get(last_name(node.func), []),
+        )
+        if isinstance(owner, ast.Call):
+            is_super = last_name(owner.func) == "super" and function in others
             return next(iter(others[others.index(function) + 1 :]), None) if is_super else None
+        if base := self.module.classes.get(getattr(owner, "id", "")):  # Base.method(self)
+            return next((one for one in others if one in base.body), None)
         return self.methods.get(own_attribute(function, node.func))
+
+
+def _done(test: ast.expr, *, truth: bool) -> set[str]:
+    """Return the futures whose ``done()`` was true if a test is true or false."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _done(test.operand, truth=not truth)
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is truth:
+        return set().union(*(_done(one, truth=truth) for one in test.values))
+    is_done = truth and isinstance(test, ast.Call) and last_name(test.func) == "done"
+    return {ast.unparse(test.func.value)} if is_done else set()  # type: ignore[attr-defined]
 
 
 def raises(handler: ast.ExceptHandler) -> bool:

@@ -7,6 +7,7 @@ because finalizers are created outside of destructors.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -143,6 +144,7 @@ def find_waits(cls: Destructible) -> Found:
         if not isinstance(node, ast.Call):
             continue
         target, method = cls.module.dotted(node.func), last_name(node.func)
+        is_function = target and "()" not in target  # Else it is a method of what a call returns.
         if method in {"kill", "terminate"} and isinstance(node.func, ast.Attribute):
             ended.add(ast.unparse(node.func.value))
         seconds = getattr(node.args[0], "value", None) if node.args else None
@@ -152,11 +154,11 @@ def find_waits(cls: Destructible) -> Found:
         elif target in {"os.wait", "os.waitpid", "signal.pause"}:
             if "WNOHANG" not in ast.unparse(node):
                 yield visit, f"{target}() has no timeout"
-        elif _has_limit(visit, 1 if target or method == "communicate" else 0, tested):
+        elif _has_limit(visit, 1 if is_function or method == "communicate" else 0, tested):
             continue
         elif target in {"concurrent.futures.wait", "multiprocessing.connection.wait"}:
             yield visit, f"{target}() has no timeout"
-        elif isinstance(node.func, ast.Attribute) and method in _WAITING and not target:
+        elif isinstance(node.func, ast.Attribute) and method in _WAITING and not is_function:
             holder = node.func.value
             name = ast.unparse(holder)
             if method == "acquire" and not _is_shared_lock(cls, visit, holder):
@@ -164,7 +166,11 @@ def find_waits(cls: Destructible) -> Found:
             if method == "shutdown" and not _EXECUTOR.search(last_name(holder)):
                 continue  # Of a server or a model, which may not wait.
             is_method = own_attribute(visit.function, node.func) in cls.methods
-            if name not in ended and not is_method and not isinstance(holder, ast.Constant):
+            if (
+                name not in {*ended, *visit.done}
+                and not is_method
+                and not isinstance(holder, ast.Constant)
+            ):
                 yield visit, f"{name}.{method}() has no timeout"
 
 
@@ -202,7 +208,7 @@ def _is_shared_lock(cls: Destructible, visit: Visit, node: ast.expr) -> bool:
         return False
     name = own_attribute(visit.function, node)
     made = [*cls.module.bound.get(last_name(node), ()), cls.defaults.get(name)]
-    for method in cls.methods.values() if name else ():
+    for method in itertools.chain(*cls.definitions.values()) if name else ():  # Also of bases.
         pairs = (pair for one in inside(method) for pair in assigned(method, one))
         made += [value for key, value in pairs if key == name]
     texts = [ast.unparse(one) for one in made if one is not None]
