@@ -15,15 +15,15 @@ from clean_exit.command import add_probe, parse_command
 from clean_exit.findings import Finding, signal_name
 from clean_exit.keeper_client import CheckerError
 from clean_exit.options import compile_pattern
-from clean_exit.report import ExitReport
+from clean_exit.record import join_tests
+from clean_exit.report import UNCLEAN, ExitReport
 from clean_exit.run import PATIENCE_S, Limits, Outcome, Run
 from clean_exit.signals import ForwardedSignals
 from clean_exit.stderr import Message
 
 _COUNTED = ("leaked-semaphore", "leaked-shared-memory", "process-group-not-destroyed")
-# The exit code of a shell after its child has crashed, and of sys.exit(process.returncode).
-_CRASHED = {base + sign * number: number for base, sign in ((128, 1), (256, -1))
-            for number in (4, 6, 7, 8, 11)}  # fmt: skip
+# By convention, the exit code of a shell and of others whose child has crashed.
+_CRASHED = {128 + number: number for number in (4, 6, 7, 8, 11)}
 
 
 def check(
@@ -122,7 +122,8 @@ def check(
             if signals is not None:
                 signals.attach(run.forward_signal)
             outcome = run.wait()
-            run.finish(leave=any(map(is_ignored, _orphans(outcome))))
+            orphans = _orphans(outcome)
+            run.finish(leave=bool(orphans) and all(map(is_ignored, orphans)))
             findings = _findings(outcome, run, resource_warnings, children)
         except OSError as error:
             raise CheckerError(f"the checker failed while the program ran: {error}") from error
@@ -134,7 +135,7 @@ def check(
         returncode=outcome.returncode,
         findings=tuple(counted),
         ignored=len(findings) - len(counted),
-        note=_note(outcome),
+        note=_note(outcome, run.keeper.is_blind),
         stdout=run.stdout if copy_stdout else "",
         stderr=run.stderr,
         duration_s=outcome.ended_s - outcome.started_s,
@@ -161,19 +162,26 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return made
 
 
-def _note(outcome: Outcome) -> str:
-    """Return a remark that is useful but not a finding, or ""."""
+def _note(outcome: Outcome, is_blind: bool) -> str:
+    """Return remarks that are useful but not findings, or ""."""
     record, limits = outcome.own_record, outcome.limits
+    notes: list[str] = []
     if limits.stop_signal is not None and outcome.stopped_s is None and not outcome.timed_out:
         awaited = "a line matched" if limits.stop_when else f"{limits.stop_after_s:g} s had passed"
-        return f"the program ended before {awaited}; {signal_name(limits.stop_signal)} was not sent"
-    if record and record.phase != "teardown" and outcome.returncode >= 0:
-        return "its exit handlers did not all run: it ended by os._exit or called exec"
-    return ""
+        name = signal_name(limits.stop_signal)
+        notes.append(f"the program ended before {awaited}; {name} was not sent")
+    elif record and record.phase != "teardown" and outcome.returncode >= 0:
+        notes.append("its exit handlers did not all run: it ended by os._exit or called exec")
+    elif record and outcome.returncode == UNCLEAN:
+        notes.append("120 is also what Python itself exits with if it cannot flush stdout")
+    if is_blind:
+        notes.append("the system does not let clean-exit find orphaned processes")
+    return "; ".join(notes)
 
 
 def _findings(outcome: Outcome, run: Run, resource_warnings: bool, children: str) -> list[Finding]:
     record = outcome.record
+    test = record.tests.get(record.pid or outcome.pid, "")  # What ran when the program ended.
     # What the checker sent or forwarded is not a crash. SIGPIPE: a reader such as head has
     # closed the pipe.
     expected = {*run.forwarded, int(signal.SIGPIPE)}
@@ -195,10 +203,17 @@ def _findings(outcome: Outcome, run: Run, resource_warnings: bool, children: str
     elif -outcome.returncode not in expected:
         evidence = record.crash_stacks or "\n".join(run.text.fatal)
         summary = f"killed by {signal_name(-outcome.returncode)}"
-        found.append(Finding("crash", summary, evidence, record.phase, outcome.pid))
+        found.append(Finding("crash", summary, evidence, record.phase, outcome.pid, test=test))
     if record.unfinished_sessions > 0 and outcome.returncode >= 0 and not outcome.timed_out:
         summary = "a test ended the interpreter, so later tests and fixtures did not run"
-        found.append(Finding("unfinished-tests", summary, pid=record.pid))
+        found.append(Finding("unfinished-tests", summary, pid=record.pid, test=test))
+    if record.failed_tests and outcome.returncode == 0 and not outcome.timed_out:
+        count = f"{record.failed_tests} test{'s' * (record.failed_tests > 1)} failed"
+        listed = "\n".join(record.failures)
+        only = listed if record.failed_tests == 1 else ""
+
+        summary = f"{count}, but the program's exit code is 0"
+        found.append(Finding("failed-tests", summary, listed, pid=record.pid, test=only))
     if (outcome.shutdown_s or 0) > outcome.limits.max_shutdown_s and not outcome.timed_out:
         summary = f"{outcome.shutdown_s:.2f} s; the limit is {outcome.limits.max_shutdown_s:g} s"
         stacks = outcome.stacks or record.slow_stacks
@@ -208,7 +223,8 @@ def _findings(outcome: Outcome, run: Run, resource_warnings: bool, children: str
     remaining = [name for name in names if Path("/dev/shm", name.lstrip("/")).exists()]
     if remaining:
         summary = f"{len(remaining)} untracked blocks still exist: {', '.join(remaining)}"
-        found.append(Finding("leaked-shared-memory", summary, pid=record.pid))
+        makers = join_tests(record.shared_memory[name] for name in remaining)
+        found.append(Finding("leaked-shared-memory", summary, pid=record.pid, test=makers))
     return found + _orphans(outcome)
 
 
@@ -246,16 +262,26 @@ def _hang(outcome: Outcome) -> Finding:
     summary = f"still running {when}; killed"
     if limits.stop_when is not None and outcome.stopped_s is None:
         summary += f". No line of its output matched {limits.stop_when!r}"
-    return Finding("hang", summary, outcome.stacks, outcome.record.phase, outcome.record.pid)
+    record = outcome.record
+    test = record.tests.get(record.pid or 0, "")
+    return Finding("hang", summary, outcome.stacks, record.phase, record.pid, test=test)
 
 
 def _orphans(outcome: Outcome) -> list[Finding]:
-    """Return a finding about the processes that outlived the program, if there are any."""
+    """Return a finding about the processes that outlived the program, for each of their tests."""
     if not outcome.is_left and (outcome.timed_out or not outcome.holds_output):
         return []
     summary = "still running; killed" if outcome.is_left else "still running"
     if outcome.holds_output:
         summary += ". The program's output was still open"
+    by_test: dict[str, list[str]] = {}
+    for line, test in zip(outcome.remaining, outcome.tests, strict=True):
+        test = test or outcome.record.tests.get(int(line.split()[0]), "")
+        by_test.setdefault(test, []).append(line)
     # It is not listed if it kept restarting itself, or belongs to another program.
-    pid = int(outcome.remaining[0].split()[0]) if outcome.remaining else None
-    return [Finding("orphan-process", summary, "\n".join(outcome.remaining), pid=pid)]
+    return [
+        Finding(
+            "orphan-process", summary, "\n".join(lines), pid=int(lines[0].split()[0]), test=test
+        )
+        for test, lines in by_test.items()
+    ] or [Finding("orphan-process", summary)]

@@ -81,6 +81,8 @@ def add_probe(
     """
     events = os.path.join(folder, "events")
     changed = {**environment, "CLEAN_EXIT_EVENTS": f"{max_shutdown_s}:{events}"}
+    if "PYTEST_CURRENT_TEST" in changed:  # The test that runs this check is none of the program's.
+        changed["CLEAN_EXIT_TEST"] = changed["PYTEST_CURRENT_TEST"]
     if unbuffered:
         changed["PYTHONUNBUFFERED"] = "1"
     earlier = changed.get("PYTHONPATH")  # "" means no entry, but an empty entry is a folder.
@@ -91,7 +93,8 @@ def add_probe(
         earlier = changed.get("PYTHONWARNINGS")
         added = "default::ResourceWarning"
         changed["PYTHONWARNINGS"] = f"{earlier},{added}" if earlier else added
-        own += " -W error::ResourceWarning"  # pytest only lists warnings; it cannot list these.
+        # pytest only lists warnings; it cannot list these.
+        own += " -W error::ResourceWarning -W error:coroutine:RuntimeWarning"
     # First, so that the user's options win: -p unraisableexception loads the plugin again.
     options = changed.get("PYTEST_ADDOPTS", "").removeprefix(_PYTEST_OPTIONS).lstrip()
     changed["PYTEST_ADDOPTS"] = f"{own} {options}".rstrip()

@@ -11,7 +11,8 @@ FINDINGS = {
     "finalizer-error": "a finalizer failed",
     "thread-error": "an exception ended a thread",
     "logging-error": "a log message could not be written at exit",
-    "unfinished-tests": "the program ended before its pytest session did",
+    "failed-tests": "tests failed, but the program's exit code is 0",
+    "unfinished-tests": "the program ended before its test session did",
     "crash": "a signal ended the program",
     "hang": "the program did not end",
     "slow-shutdown": "the program took too long to end",
@@ -43,6 +44,9 @@ class Finding:
         pid: The process id, if it is known.
         process: The command line of that process, if it is not the program itself; else "".
         child: Whether it is about a child process, which ``children="ignore"`` leaves out.
+        test: The test that ran, or that has started the process: its node id for pytest, its id for
+            unittest. Outside of tests, the task of asyncio or the thread, such as ``task Task-1``;
+            "" if there is none.
     """
 
     id: str
@@ -52,6 +56,7 @@ class Finding:
     pid: int | None = None
     process: str = ""
     child: bool = False
+    test: str = ""
 
     @property
     def help(self) -> str:
@@ -60,8 +65,10 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """The phase, and the id and command line of a child process, for people."""
+        """The phase, the test, and the id and command line of a child process, for people."""
         parts = [PHASES[self.phase]] if self.phase else []
+        if self.test:
+            parts.append(f"in {self.test}")
         if self.process:
             parts.append(f"in process {self.pid}: {self.process}")
         return ", ".join(parts)

@@ -23,7 +23,8 @@ def to_github(report: ExitReport) -> str:
     """Format findings as annotations, which GitHub Actions shows with the run or in the code."""
     lines = []
     for finding in report.findings:
-        message = f"{finding.summary}\n{finding.evidence}\nsee {finding.help}"
+        test = f"in {finding.test}\n" if finding.test else ""
+        message = f"{finding.summary}\n{test}{finding.evidence}\nsee {finding.help}"
         place = _place(finding.evidence)
         lines.append(github_annotation(message, **place, title=f"clean-exit: {finding.id}"))
     return "\n".join(lines)

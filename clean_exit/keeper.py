@@ -10,8 +10,10 @@ The keeper inherits the program's files, environment and current folder. It star
 the signals in MASK blocked and without the variable UNSET, which this Python may have set (see
 PEP 538). Then it closes the files. The checker writes the lines ``kill N [CODE PID]``, with the
 sender of a signal that the checker has received, and ``end`` or ``leave`` for what remains. The
-keeper writes ``started PID``, ``failed ERRNO``, ``ended STATUS SECONDS`` (monotonic clock),
-``alone`` (it has no descendants any more) and ``gone`` (after ``end`` or ``leave``).
+keeper writes ``blind`` (it cannot adopt orphans), ``started PID``, ``failed ERRNO``, ``stopped
+SECONDS`` and ``continued SECONDS`` (monotonic clock), ``ended STATUS SECONDS DELAY_NS`` (how long
+the program had to wait for a processor), ``alone`` (it has no descendants any more) and ``gone``
+(after ``end`` or ``leave``).
 """
 
 # The private module, because importing `signal` takes 20 ms.
@@ -47,7 +49,8 @@ class Keeper:
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        _become_subreaper()
+        if not _become_subreaper():
+            self._send("blind")
         try:
             # What came before is not for the program alone: the checker passes it on.
             while _next_signal(signal.valid_signals() - {signal.SIGCHLD}, 0):
@@ -83,15 +86,19 @@ class Keeper:
     def _reap(self):
         """Reap ended children; return whether there are others."""
         while True:
+            now = time.monotonic()
+            delay_ns = 0 if self._is_ended else run_delay_ns(self._pid)  # Also of a zombie.
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 pid = -1
-            if pid == self._pid:
-                self._is_ended = True
-                self._send(f"ended {status} {time.monotonic()!r}")
-            elif pid <= 0:
+            if pid <= 0:
                 break
+            if pid == self._pid and (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+                self._send(f"{'stopped' if os.WIFSTOPPED(status) else 'continued'} {now!r}")
+            elif pid == self._pid:
+                self._is_ended = True
+                self._send(f"ended {status} {now!r} {delay_ns}")
         # Without children there are no descendants: an orphan would be a child.
         if self._is_ended and not self._is_alone and (pid == -1 or not _can_list_processes()):
             self._is_alone = True
@@ -114,7 +121,7 @@ class Keeper:
                 self._send("gone")
             elif not self._is_ended:
                 number, *sender = map(int, numbers)
-                if sender and self._group_has(number, sender):
+                if sender and self._program_has(number, sender):
                     continue
                 self._reap()
                 try:
@@ -123,12 +130,12 @@ class Keeper:
                     pass  # It belongs to another user now (setuid).
         return bool(data)
 
-    def _group_has(self, number, sender):
-        """Whether a signal of the checker was sent to the group, so to this process as well."""
+    def _program_has(self, number, sender):
+        """Whether the program has a signal of the checker: it was sent to its group as well."""
         while found := _next_signal([number], _GROUP_S):
-            if found == sender:
+            if found == sender:  # Sent to the group of this process.
                 self._of_group = number, sender, time.monotonic()
-                return True
+                return os.getpgid(self._pid) == os.getpgrp()
         # timeout(1) signals its child and then the group, so the checker may have both.
         earlier, its_sender, at_s = self._of_group
         return (earlier, its_sender) == (number, sender) and time.monotonic() < at_s + 2 * _GROUP_S
@@ -192,12 +199,13 @@ def _can_list_processes():
 
 
 def _become_subreaper():
+    """Adopt orphaned descendants from now on; return whether the system allows it."""
     try:
         import ctypes
 
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        return ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     except (ImportError, OSError, AttributeError):
-        pass  # Not Linux: orphans cannot be found.
+        return False  # Not Linux.
 
 
 def _close_files(keep):
@@ -243,6 +251,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    from processes import descendants, send_signal
+    from processes import descendants, run_delay_ns, send_signal
 
     main()

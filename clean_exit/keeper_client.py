@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -37,6 +38,9 @@ class KeeperProcess:
         keeper_pid: The keeper's process id; all processes of the run descend from it.
         returncode: As in `subprocess`; None while the program runs.
         ended_s: The end on the monotonic clock, in seconds; None while the program runs.
+        delay_ns: How long the program had to wait for a processor until then, in nanoseconds.
+        stops: When it was stopped and when it was continued or ended, on the monotonic clock.
+        is_blind: Whether the system refuses to tell the keeper of orphaned processes.
         is_alone: Whether the program and all its descendants have ended.
 
     Raises:
@@ -56,6 +60,9 @@ class KeeperProcess:
         self.pid: int = 0
         self.returncode: int | None = None
         self.ended_s: float | None = None
+        self.delay_ns: int = 0
+        self.stops: list[list[float]] = []
+        self.is_blind: bool = False
         self.is_alone: bool = False
         self._is_gone = False
         self._program: Process | None = None
@@ -111,9 +118,14 @@ class KeeperProcess:
                 raise OSError(number, os.strerror(number), self._name)
             if what == b"started":
                 self.pid = int(values[0])
+            elif what == b"stopped":
+                self.stops.append([float(values[0]), math.inf])
+            elif what == b"continued" and self.stops:
+                self.stops[-1][1] = float(values[0])
             elif what == b"ended":
                 self.returncode = os.waitstatus_to_exitcode(int(values[0]))
-                self.ended_s = float(values[1])
+                self.ended_s, self.delay_ns = float(values[1]), int(values[2])
+            self.is_blind = self.is_blind or what == b"blind"
             self._is_gone = self._is_gone or what == b"gone"
             self.is_alone = self.is_alone or what in (b"alone", b"gone")
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 
+HELPERS = ("resource_tracker", "semaphore_tracker", "multiprocessing.forkserver")
+"""What the command lines of the processes have that Python itself starts."""
+
 
 class Process:
     """A process.
@@ -52,6 +55,41 @@ def read_process(pid: int | str) -> Process | None:
         return Process(int(pid), stat[stat.rindex(b")") + 2 :].split())
     except (OSError, ValueError, IndexError):
         return None  # It has ended.
+
+
+def run_delay_ns(pid: int | str) -> int:
+    """Return how long a process was ready to run and had to wait for a processor, in nanoseconds.
+
+    It is the time of its first thread (proc_pid_schedstat in the kernel's documentation); 0 if the
+    system does not say it.
+    """
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def environment(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with; empty if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = os.fsdecode(file.read()).split("\0")
+    except OSError:
+        return {}
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def children() -> list[int]:
+    """Return the ids of this process's children, which may be zombies; empty without /proc."""
+    pids: list[int] = []
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                pids += map(int, file.read().split())
+    except OSError:  # A thread has ended, or the kernel has no such file.
+        return [p.pid for p in descendants(os.getpid()) or [] if p.parent == os.getpid()]
+    return pids
 
 
 def descendants(ancestor: int) -> list[Process] | None:

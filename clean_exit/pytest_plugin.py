@@ -1,4 +1,4 @@
-"""The pytest plugin: the marker and the fixture ``clean_exit``.
+"""The pytest plugin: the marker and the fixture ``clean_exit``, and the marker ``leaves_nothing``.
 
 A marked test goes through pytest's own protocol, so skips, expected failures, reruns and the
 teardown of earlier fixtures work as usual. Only its body runs in another pytest process, the inner
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -36,17 +37,30 @@ _MARKER = (
     "children='count'): run this test in a fresh interpreter, and fail it if that interpreter does "
     "not exit cleanly"
 )
-_only_test = pytest.StashKey[str]()
+_LEAVES_NOTHING = (
+    "leaves_nothing(ignore=()): fail this test if threads, asyncio tasks or child processes that "
+    "it has started are alive after it"
+)
+# The only test of an inner pytest; "" for any other. pytest 6 has no Config.stash.
+_only_tests: WeakKeyDictionary[pytest.Config, str] = WeakKeyDictionary()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the settings."""
+    parser.addini("leaves_nothing", "as the marker, for every test", type="bool", default=False)
+    ignored = "regular expressions of what tests may leave behind"
+    parser.addini("leaves_nothing_ignore", ignored, type="linelist", default=[])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and make an inner pytest run its only test."""
+    """Register the markers, and make an inner pytest run its only test."""
     config.addinivalue_line("markers", _MARKER)
+    config.addinivalue_line("markers", _LEAVES_NOTHING)
     # Removed, so that a pytest process that the test starts is not taken for the inner one.
-    config.stash[_only_test] = os.environ.pop(_VARIABLE, "")
-    if config.stash[_only_test]:
-        config.args = [config.stash[_only_test]]
+    _only_tests[config] = os.environ.pop(_VARIABLE, "")
+    if _only_tests[config]:
+        config.args = [_only_tests[config]]
         for name, value in _NOT_PASSED_ON.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
@@ -57,38 +71,71 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Tell a surrounding check that a session begins: a test may end the interpreter."""
-    _record_session(session, 1)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell a surrounding check that the session ends."""
-    _record_session(session, -1)
-
-
-def _record_session(session: pytest.Session, change: int) -> None:
     probe = sys.modules.get("clean_exit_probe")
-    # pytest-xdist ends its workers itself.
-    if probe is not None and not hasattr(session.config, "workerinput"):
-        probe.record("session", change)
+    if hasattr(probe, "begin_session"):  # A probe of this version.
+        session.config.pluginmanager.register(_ProbedSession(probe, session.config))
+
+
+class _ProbedSession:
+    """Tells a surrounding check which tests run, and which have failed."""
+
+    def __init__(self, probe: Any, config: pytest.Config) -> None:
+        self._probe = probe
+        self._ran: set[str] = set()
+        self._failed: dict[str, None] = {}
+        # pytest-xdist ends its workers itself.
+        self._is_worker = hasattr(config, "workerinput")
+        if not self._is_worker:
+            probe.begin_session()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Record the test: if the program ends within it, nothing else tells."""
+        self._probe.record("test", item.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the outcome of a test."""
+        self._ran.add(report.nodeid)
+        self.pytest_collectreport(report)
+
+    def pytest_collectreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Note that a file cannot be imported."""
+        if report.failed:
+            self._failed[report.nodeid] = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Tell the check that the session ends."""
+        self._probe.record("test", "")
+        is_passed = exitstatus in (0, 5)  # 5: there are no tests.
+        failed = [] if is_passed else [*self._failed] or [f"pytest's exit code {int(exitstatus)}"]
+        if not self._is_worker:
+            self._probe.end_session(self._ran, failed, is_passed)
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Keep the test of an inner pytest: the session has selected it."""
+    """Keep the test of an inner pytest: the session has selected it. Follow what tests leave."""
     every = list(items)
     yield
-    if config.stash[_only_test]:
+    if _only_tests[config]:
         items[:] = every
+    has_all = config.getini("leaves_nothing")
+    if has_all or any(item.get_closest_marker("leaves_nothing") for item in items):
+        from clean_exit.leaves import LeavesNothing
+
+        with _usage_errors("leaves_nothing_ignore"):
+            ignored = config.getini("leaves_nothing_ignore")
+            config.pluginmanager.register(LeavesNothing(has_all=has_all, ignored=ignored))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Replace the body of a marked test, and its setup, by a run in an inner pytest."""
     marker, config = item.get_closest_marker("clean_exit"), item.config
-    if marker and not config.stash[_only_test] and not config.getoption("setuponly", False):
+    if marker and not _only_tests[config] and not config.getoption("setuponly", False):
         item.setup = item.teardown = lambda: None  # type: ignore[method-assign]
         item.runtest = lambda: _run_in_inner_pytest(item, marker)  # type: ignore[method-assign]
 
@@ -99,6 +146,8 @@ def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
     from clean_exit.checker import check
     from clean_exit.cli import CHECKED
 
+    if not hasattr(item, "path"):
+        pytest.fail("the marker clean_exit needs pytest 7 or newer", pytrace=False)
     unknown = sorted(set(marker.kwargs).difference(CHECKED))
     if marker.args or unknown:
         problem = f"has no option {unknown[0]!r}" if unknown else "takes options by name only"

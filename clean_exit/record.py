@@ -12,6 +12,7 @@ import re
 import stat
 import traceback
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ class _Entry(NamedTuple):
     pid: int
     time_s: float
     phase: str
+    test: str
     fields: tuple[Any, ...]
 
 
@@ -47,31 +49,46 @@ class Record:
 
     Attributes:
         program_pid: The program.
+        max_shutdown_s: The limit of a shutdown, in seconds.
         commands: The command lines of the processes with a probe, by id.
+        tests: The test that each process runs, or that has started it, by id.
         pid: The process that the times are about: the program, or the first Python below it;
             None if no probe was loaded.
         phase: Its last phase; "" if no probe was loaded.
         atexit_s: The time when its threads were joined and its atexit callbacks began; None if a
             signal or os._exit ended it before.
+        atexit_delay_ns: How long it had to wait for a processor until then, in nanoseconds.
         findings: The findings of all processes.
         errors: The number of errors of each type, to recognise their messages on stderr.
-        shared_memory: The names of the shared memory blocks that were created and not removed.
-        unfinished_sessions: The number of pytest sessions that have begun and not ended.
+        shared_memory: The shared memory blocks that were created and not removed: the name, and
+            the test that ran.
+        semaphores: The same for named semaphores.
+        unfinished_sessions: The number of test sessions that have begun and not ended.
+        failed_tests: The number of tests that have failed and not passed since.
+        failures: The first of them.
         slow_stacks: The stacks of the program when its shutdown became slow.
         crash_stacks: The stacks that faulthandler wrote when the program crashed.
     """
 
     program_pid: int = 0
+    max_shutdown_s: float = math.inf
     commands: dict[int, str] = field(default_factory=dict)
+    tests: dict[int, str] = field(default_factory=dict)
     pid: int | None = None
     phase: str = ""
     atexit_s: float | None = None
+    atexit_delay_ns: int = 0
     findings: list[Finding] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
-    shared_memory: set[str] = field(default_factory=set)
+    shared_memory: dict[str, str] = field(default_factory=dict)
+    semaphores: dict[str, str] = field(default_factory=dict)
     unfinished_sessions: int = 0
+    failed_tests: int = 0
+    failures: tuple[str, ...] = ()
     slow_stacks: str = ""
     crash_stacks: str = ""
+    _atexit: dict[int, _Entry] = field(default_factory=dict)
+    _teardown: dict[int, _Entry] = field(default_factory=dict)
 
     def add(self, entry: _Entry) -> None:
         """Add an entry of a probe."""
@@ -81,6 +98,10 @@ class Record:
             self.commands[entry.pid] = str(fields[0])
             if is_program:  # The process may become another Python program by exec.
                 self.atexit_s, self.unfinished_sessions = None, 0
+        if kind in ("start", "forked"):
+            self.tests[entry.pid] = entry.test
+        elif kind == "test":
+            self.tests[entry.pid] = str(fields[0])
         elif kind in ("unraisable", "thread"):
             self.findings.append(self._error(entry))
             self.errors[fields[-3].rpartition(".")[2]] += 1
@@ -95,23 +116,47 @@ class Record:
             summary, evidence = _first_line(message), f"{message}\n{error}".strip()
             self.findings.append(self._finding("unraisable", summary, evidence, entry))
             self.errors[summary] += 1
-        elif kind == "session" and is_program:
-            self.unfinished_sessions += int(fields[0])
+        elif kind == "session":
+            self._add_session(is_program, *fields)
         elif kind == "process-group":
             summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
             self.findings.append(self._finding("process-group-not-destroyed", summary, "", entry))
         elif kind == "leaked":
             what, count, message = fields
-            found_id = "leaked-semaphore" if what.startswith("sem") else "leaked-shared-memory"
-            self.findings.append(Finding(found_id, f"{int(count)} {what} objects", str(message)))
-        elif kind == "shared-memory":
-            self.shared_memory.add(str(fields[0]))
-        elif kind == "shared-memory-removed":
-            self.shared_memory.discard(str(fields[0]))
+            is_semaphore = what.startswith("sem")
+            found_id = "leaked-semaphore" if is_semaphore else "leaked-shared-memory"
+            test = join_tests((self.semaphores if is_semaphore else self.shared_memory).values())
+            summary = f"{int(count)} {what} objects"
+            self.findings.append(Finding(found_id, summary, str(message), test=test))
+        elif kind in ("shared-memory", "semaphore"):
+            objects = self.semaphores if kind == "semaphore" else self.shared_memory
+            objects[str(fields[0])] = entry.test
+        elif kind in ("shared-memory-removed", "semaphore-removed"):
+            objects = self.semaphores if kind.startswith("sem") else self.shared_memory
+            objects.pop(str(fields[0]), None)
+        elif kind in ("atexit", "teardown"):
+            (self._atexit if kind == "atexit" else self._teardown)[entry.pid] = entry
         if is_program and kind == "atexit":
-            self.atexit_s = entry.time_s
+            self.atexit_s, self.atexit_delay_ns = entry.time_s, int(fields[0])
         if is_program and kind in ("start", "main-ended", "atexit", "teardown"):
             self.phase = entry.phase
+
+    def _add_session(
+        self, is_program: bool, change: int, failed: int = 0, names: Sequence[str] = ()
+    ) -> None:
+        if is_program:
+            self.unfinished_sessions += int(change)
+        # Behind a shell, a later pytest may repeat the tests of the first one.
+        if change < 0 and (is_program or not (failed or self.pid == self.program_pid)):
+            self.failed_tests, self.failures = int(failed), tuple(map(str, names))
+
+    def _was_slow(self, pid: int) -> bool:
+        """Whether a process whose timer has run out was slow, not only kept from running."""
+        began, ended = self._atexit.get(pid), self._teardown.get(pid)
+        if began is None or ended is None or ended.time_s - began.time_s < self.max_shutdown_s:
+            return True  # Its end is not known, or it came later.
+        delay_s = (int(ended.fields[0]) - int(began.fields[0])) / 1e9
+        return ended.time_s - began.time_s - delay_s > self.max_shutdown_s
 
     def finish(self, folder: Path) -> None:
         """Add what is known only at the end: crashes and slow shutdowns."""
@@ -119,14 +164,15 @@ class Record:
             pid = path.name.rpartition("-")[2]
             if not pid.isdecimal():
                 continue
-            entry, text = _Entry("", int(pid), 0.0, "", ()), read_stacks(str(folder), int(pid))
+            entry = _Entry("", int(pid), 0.0, "", "", ())
+            text = read_stacks(str(folder), entry.pid)
             slow, fatal = _SLOW.search(text), _FATAL.search(text)
             slow_stacks = slow["stacks"].strip() if slow else ""
             crash_stacks = text[fatal.start() :].strip() if fatal else ""
             if entry.pid == self.program_pid:
                 self.slow_stacks, self.crash_stacks = slow_stacks, crash_stacks
                 continue
-            if slow:
+            if slow and self._was_slow(entry.pid):
                 summary = "a process that it started took longer than the limit"
                 self.findings.append(self._finding("slow-shutdown", summary, slow_stacks, entry))
             if fatal:
@@ -139,7 +185,8 @@ class Record:
         phase = entry.phase if entry.phase in PHASES else ""
         # Below a wrapper such as a shell, the first Python is the program that people mean.
         is_child = not is_program and entry.pid != self.pid
-        return Finding(found, summary, evidence, phase, entry.pid, process, is_child)
+        test = entry.test or self.tests.get(entry.pid, "")
+        return Finding(found, summary, evidence, phase, entry.pid, process, is_child, test)
 
     def _error(self, entry: _Entry) -> Finding:
         *context, name, message, places = entry.fields
@@ -155,7 +202,7 @@ class Record:
                 found = "atexit-error"
             elif "thread started by" in event:
                 found = "thread-error"
-            elif name == "ResourceWarning":
+            elif name == "ResourceWarning" or message.endswith(" was never awaited"):
                 found = "resource-warning"
             elif in_finalizer or what.startswith("weakref."):
                 found = "finalizer-error"
@@ -164,9 +211,14 @@ class Record:
         return self._finding(found, summary, _format_places(places) + error, entry)
 
 
-def read_record(folder: str, program_pid: int) -> Record:
+def join_tests(tests: Iterable[str]) -> str:
+    """Return the tests that several things are about, in one line."""
+    return ", ".join(dict.fromkeys(filter(None, tests)))
+
+
+def read_record(folder: str, program_pid: int, max_shutdown_s: float) -> Record:
     """Read the record of a run, which may still go on."""
-    record = Record(program_pid)
+    record = Record(program_pid, max_shutdown_s)
     lines = read_file(Path(folder, "events")).split(b"\n")
     entries = [entry for line in lines if (entry := _parse(line)) is not None]
     starts = [entry.pid for entry in entries if entry.kind == "start"]
@@ -207,8 +259,8 @@ def _parse(line: bytes) -> _Entry | None:
     if not line.startswith(b"('") or len(line) > _MAX_LINE:
         return None
     try:
-        kind, pid, time_s, phase, *fields = ast.literal_eval(line.decode("utf-8", "replace"))
-        entry = _Entry(str(kind), int(pid), float(time_s), phase, tuple(fields))
+        kind, pid, time_s, phase, test, *fields = ast.literal_eval(line.decode("utf-8", "replace"))
+        entry = _Entry(str(kind), int(pid), float(time_s), phase, str(test), tuple(fields))
         is_valid = phase in PHASES and 0 < entry.pid < 1 << 32 and math.isfinite(entry.time_s)
     except (*_INVALID, SyntaxError, SystemError, MemoryError, RecursionError):
         return None  # The process was killed while it wrote, or the program wrote this line.

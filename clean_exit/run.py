@@ -18,7 +18,14 @@ except ImportError:
 
 from clean_exit.keeper_client import KeeperProcess
 from clean_exit.options import compile_pattern
-from clean_exit.processes import Process, descendants, send_signal
+from clean_exit.processes import (
+    HELPERS,
+    Process,
+    descendants,
+    environment,
+    run_delay_ns,
+    send_signal,
+)
 from clean_exit.record import Record, read_record, read_stacks
 from clean_exit.signals import Sender
 from clean_exit.stderr import StderrText
@@ -29,7 +36,6 @@ _TICK_AFTER_S = 0.02  # and after it has ended
 # A process that outlives the program may sleep and work for so long before it is a finding.
 _IDLE_S = 2.0
 _WORK_S = 15.0
-_HELPERS = ("resource_tracker", "semaphore_tracker", "multiprocessing.forkserver")
 # Without a timeout: until a line matches stop_when, and after the stop signal.
 PATIENCE_S = 60.0
 _STACKS_TIMEOUT_S = 1.0
@@ -92,7 +98,10 @@ class Outcome:
         stacks: The stacks of its processes when it hung, or was slow after the stop signal.
         is_left: Whether processes outlived it.
         remaining: Those processes; empty if they were too short-lived to be listed.
+        tests: The tests that have started them, in the same order; "" if unknown.
         holds_output: Whether a process still had the program's output open.
+        delay_s: The part of its shutdown in which the program was stopped, or was ready to run and
+            had to wait for a processor.
         record: The observations of the probes.
     """
 
@@ -106,7 +115,9 @@ class Outcome:
     stacks: str = ""
     is_left: bool = False
     remaining: list[str] = field(default_factory=list)
+    tests: list[str] = field(default_factory=list)
     holds_output: bool = False
+    delay_s: float = 0.0
     record: Record = field(default_factory=Record)
 
     @property
@@ -116,15 +127,18 @@ class Outcome:
 
     @property
     def shutdown_s(self) -> float | None:
-        """The duration of the shutdown in seconds.
+        """The duration of the shutdown in seconds, without the time that the system took.
 
-        It begins with the stop signal, or when threads were joined. The shutdown of a child
-        process is a part of the program's work.
+        The shutdown of a child process is a part of the program's work.
         """
-        began = self.stopped_s
-        if began is None and self.own_record:
-            began = self.record.atexit_s
-        return None if began is None else max(0.0, self.ended_s - began)
+        began = self.began_s
+        return None if began is None else max(0.0, self.ended_s - began - self.delay_s)
+
+    @property
+    def began_s(self) -> float | None:
+        """When the shutdown began: at the stop signal, or when threads were joined."""
+        own = self.own_record
+        return own.atexit_s if self.stopped_s is None and own else self.stopped_s
 
 
 class Run:
@@ -162,6 +176,7 @@ class Run:
         self._is_hurried = False
         self._pumps: list[Pump] = []
         self._busy_s = 0.0
+        self._delay_ns = 0
         self._last_left: list[Process] = []
         self._last_busy = -1
         ours: list[int] = []
@@ -220,7 +235,17 @@ class Run:
         code = self.keeper.returncode
         self.outcome.returncode = -signal.SIGKILL if code is None else code
         self.outcome.ended_s = self.keeper.ended_s or time.monotonic()
-        self.outcome.record = read_record(self._folder, self.keeper.pid)
+        limit_s = self._limits.max_shutdown_s
+        self.outcome.record = read_record(self._folder, self.keeper.pid, limit_s)
+        self.outcome.delay_s = self._delay_s()
+
+    def _delay_s(self) -> float:
+        outcome, keeper = self.outcome, self.keeper
+        began_s, before_ns = outcome.began_s, self._delay_ns or outcome.record.atexit_delay_ns
+        if began_s is None:
+            return 0.0
+        stops = (min(end, outcome.ended_s) - max(start, began_s) for start, end in keeper.stops)
+        return max(0.0, keeper.delay_ns - before_ns) / 1e9 + sum(max(0.0, stop) for stop in stops)
 
     def forward_signal(self, number: int, sender: Sender) -> bool:
         """Pass on a signal of this process unless its group has it; callable from any thread.
@@ -241,7 +266,7 @@ class Run:
         is_due = now >= outcome.started_s + (limits.stop_after_s or math.inf)
         is_due |= any(pump.is_matched for pump in self._pumps)
         if is_due and outcome.stopped_s is None and limits.stop_signal is not None:
-            outcome.stopped_s = now
+            outcome.stopped_s, self._delay_ns = now, run_delay_ns(self.keeper.pid)
             self.keeper.send_signal(limits.stop_signal)
         stopped_s = outcome.stopped_s
         if stopped_s is not None and not outcome.stacks and now > stopped_s + limits.max_shutdown_s:
@@ -299,7 +324,7 @@ class Run:
         elif busy != self._last_busy or is_ending or any(p.state in "RD" for p in left):
             self._busy_s = now
         self._last_busy = busy
-        is_patient = is_ending or any(h in p.command() for p in left for h in _HELPERS)
+        is_patient = is_ending or any(h in p.command() for p in left for h in HELPERS)
         idle_s = _WORK_S if is_patient else _IDLE_S
         if self._is_hurried and (left or is_writing) and not is_ending:
             idle_s = 0.0
@@ -309,6 +334,11 @@ class Run:
         self.outcome.holds_output = any(pump.is_alive() for pump in self._pumps)
         if self.outcome.is_left:
             self.outcome.remaining = [str(process) for process in self._last_left]
+            variables = (environment(process.pid) for process in self._last_left)
+            tests = ((v.get("PYTEST_CURRENT_TEST"), v.get("CLEAN_EXIT_TEST")) for v in variables)
+            self.outcome.tests = [
+                test.rpartition(" (")[0] if test and test != outer else "" for test, outer in tests
+            ]
         return True
 
 

@@ -79,7 +79,10 @@ _SINGLE_LINES = {
     "cuda-ipc": re.compile(
         r"^\[.*CudaIPCTypes\.cpp:\d+\](?: Warning:)? Producer process has been terminated"
     ),
-    "resource-warning": re.compile(r"^\S.*:\d+: ResourceWarning: .*$"),
+    "resource-warning": re.compile(
+        r"^(?:\S.*:\d+: (?:ResourceWarning: .*|RuntimeWarning: coroutine .* was never awaited)"
+        r"|nanobind: leaked \d+ .*|swig/python detected a memory leak of type .*)$"
+    ),
 }
 # Tracebacks without a first line; the first frame tells them from one that the program prints.
 _BARE_TRACEBACKS = (
@@ -93,7 +96,8 @@ _PREFIX = re.compile(r"\[[^\[\]\s]{1,64}\]: ?")
 # A chunk without any of these has no message, and its lines are not looked at.
 _WORDS = (
     b"Exception |Traceback (|Error in atexit.|Fatal Python|ProcessGroup|CudaIPC|resource_tracker:"
-    b"|ResourceWarning:|Task |Unclosed | never retrieved|asyncio.run()|asynchronous generator"
+    b"|ResourceWarning:|never awaited|nanobind: leaked|swig/python|Task |Unclosed "
+    b"| never retrieved|asyncio.run()|asynchronous generator"
     b"|Assertion `|: line |terminate called|free()|lloc()|munmap_|double free|corrupted size"
     b"|stack smashing|Segmentation fault|Bus error|Illegal instr|Floating point|Aborted"
 ).split(b"|")

@@ -5,8 +5,8 @@ and changes little that the program could notice. Its functions bind everything 
 because they are called until the end of the interpreter's teardown.
 
 It appends lines to a file that the checker reads. Each line is the repr() of a tuple: the kind,
-the process id, the time (seconds, monotonic clock), the phase and more fields. The phases are
-main -> threads (the main module has ended) -> atexit -> teardown.
+the process id, the time (seconds, monotonic clock), the phase, the test that runs and more fields.
+The phases are main -> threads (the main module has ended) -> atexit -> teardown.
 """
 
 import os
@@ -20,6 +20,7 @@ _COMMAND = 300  # and of the command line
 # Python's own packages log the errors that they cannot raise.
 _LOGGERS = ("asyncio", "concurrent.futures")
 _ERROR_LEVEL = 40
+record = None  # Appends an entry; `install` sets it.
 _NAMED = ("function", "builtin_function_or_method", "method", "type", "generator", "coroutine")
 
 
@@ -28,8 +29,8 @@ def install(events, max_shutdown_s):
     import atexit
     import time
 
-    state = {"phase": "main", "audited": False, "forked": False}
-    record = globals()["record"] = _make_record(events, state, time.monotonic)
+    state = {"phase": "main", "audited": False, "forked": False, "test": ""}
+    globals()["record"] = record = _make_record(events, state, time.monotonic)
     record("start", " ".join(getattr(sys, "orig_argv", ()))[:_COMMAND])
     open_own_stacks, arm = _offer_stacks(os.path.dirname(events), max_shutdown_s)
     note, forget = _make_note(record)
@@ -37,19 +38,20 @@ def install(events, max_shutdown_s):
 
     def begin_atexit():
         state["phase"] = "atexit"
-        record("atexit")
+        record("atexit", _run_delay())
         arm()
 
-    def end_atexit(_record_group=_record_group):
+    def end_atexit(_record_group=_record_group, _delay=_run_delay):
         if not state["forked"]:
             _record_group(record, state)
         state["phase"] = "teardown"
-        record("teardown")
+        record("teardown", _delay())
 
     def after_fork(_ask=_process_group, _failure=BaseException):
         forget()  # The parent records its own counts.
         state["forked"] = True
         open_own_stacks()
+        record("forked")
         try:
             state["inherited_group"] = _ask()[0]
         except _failure:
@@ -61,6 +63,12 @@ def install(events, max_shutdown_s):
         os.register_at_fork(after_in_child=after_fork)
     _watch_shared_memory(record)
     _watch_tracker(record)
+    _watch_imports(
+        {
+            "unittest.runner": lambda: _watch_unittest(state),
+            "multiprocessing.synchronize": lambda: _watch_semaphores(record),
+        }
+    )
 
 
 def _make_record(path, state, monotonic):
@@ -69,11 +77,11 @@ def _make_record(path, state, monotonic):
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
     append, write, close, get_pid = os.open, os.write, os.close, os.getpid
-    show, failure = repr, BaseException
+    show, failure, running = repr, BaseException, _make_running(state)
 
     def record(kind, *fields):
         try:
-            entry = (kind, get_pid(), monotonic(), state["phase"], *fields)
+            entry = (kind, get_pid(), monotonic(), state["phase"], running(), *fields)
             line = (show(entry) + "\n").encode("utf-8", "backslashreplace")
             file = append(path, flags)
             try:
@@ -84,6 +92,43 @@ def _make_record(path, state, monotonic):
             pass  # The file cannot be opened any more, or the teardown is nearly complete.
 
     return record
+
+
+def _make_running(state):
+    """Return a function that names the test that runs, or the task of asyncio, or the thread."""
+    from _thread import get_ident
+
+    environ, modules, main, failure = os.environ, sys.modules, get_ident(), BaseException
+    outer = environ.get("CLEAN_EXIT_TEST")
+
+    def running():
+        try:
+            # pytest appends the stage, such as " (call)"; a child inherits the variable.
+            test = environ.get("PYTEST_CURRENT_TEST", outer)
+            test = state["test"] if test == outer else test.rpartition(" (")[0]
+            if test:
+                return test
+            asyncio = modules.get("asyncio.events")
+            if asyncio is not None and asyncio._get_running_loop() is not None:
+                task = modules["asyncio"].current_task()
+                if task is not None:
+                    return "task " + task.get_name()
+            if get_ident() != main:
+                return "thread " + modules["threading"]._active[get_ident()].name
+        except failure:
+            pass  # The teardown is nearly complete, or another thread has no name.
+        return ""
+
+    return running
+
+
+def _run_delay(_open=open, _int=int, _failure=BaseException):
+    """Return how long this process had to wait for a processor, in nanoseconds."""
+    try:
+        with _open("/proc/self/schedstat") as file:
+            return _int(file.read().split()[1])
+    except _failure:
+        return 0  # Not Linux.
 
 
 def _offer_stacks(folder, max_shutdown_s):
@@ -338,6 +383,106 @@ def _record_group(record, state, _ask=_process_group, _failure=BaseException):
             record("process-group", backend)
     except _failure:
         pass  # torch is only partly imported, or the program has replaced it.
+
+
+def _watch_imports(watchers):
+    """Call a function when one of some modules is about to be imported."""
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None, _failure=Exception):
+            try:
+                watchers.pop(name, int)()
+            except _failure:
+                pass  # A module of another kind with this name.
+
+    sys.meta_path.insert(0, Finder)
+
+
+# The outcomes of test sessions. The plugin of pytest calls the first two functions as well.
+
+
+def begin_session():
+    """Record that a session of tests begins; sessions may be nested."""
+    _sessions["depth"] += 1
+    record("session", 1)
+
+
+def end_session(ran, failed, is_passed):
+    """Record that a session of tests ends, with the tests that have failed and not passed since.
+
+    Tests of a nested session are not the program's own. ``failed`` may have other names than
+    ``ran``, such as that of a file that cannot be imported: a later session that passes ends them.
+    """
+    _sessions["depth"] -= 1
+    if _sessions["depth"] > 0:
+        record("session", -1)
+        return
+    before, ever = _sessions["failed"], _sessions["ran"]
+    ever.update(ran)
+    for name in list(before):
+        if name in ran or (is_passed and name not in ever):
+            del before[name]
+    before.update((name, None) for name in failed)
+    record("session", -1, len(before), list(before)[:_LISTED])
+
+
+_sessions = {"depth": 0, "ran": set(), "failed": {}}  # a dict, because it keeps the order
+
+
+def _watch_unittest(state):
+    """Record the sessions of unittest, whose runners tell their result when they begin and end."""
+    from unittest.result import TestResult
+
+    def begin(result):
+        begin_session()
+        result._clean_exit_ran = set()
+
+    def end(result):
+        ran = result.__dict__.pop("_clean_exit_ran")
+        bad = [test for test, _ in (*result.failures, *result.errors)]
+        bad = [test.id() for test in (*bad, *getattr(result, "unexpectedSuccesses", ()))]
+        end_session(ran, bad, not bad)
+
+    def begin_test(result, test):
+        state["test"] = test.id()
+        result._clean_exit_ran.add(state["test"])
+
+    def end_test(result, test):
+        state["test"] = ""
+
+    def wrap(name, note, _failure=Exception):
+        usual = getattr(TestResult, name)
+
+        def method(self, *test):
+            try:
+                note(self, *test)
+            except _failure:
+                pass  # The test has a method of its own that fails, or has no runner.
+            return usual(self, *test)
+
+        setattr(TestResult, name, method)
+
+    wrap("startTestRun", begin)
+    wrap("stopTestRun", end)
+    wrap("startTest", begin_test)
+    wrap("stopTest", end_test)
+
+
+def _watch_semaphores(record):
+    """Record the named semaphores that exist, to tell which test has made one that leaks."""
+    from multiprocessing import resource_tracker
+
+    def wrap(usual, kind):
+        def call(name, rtype):
+            if rtype == "semaphore":
+                record(kind, name)
+            return usual(name, rtype)
+
+        return call
+
+    resource_tracker.register = wrap(resource_tracker.register, "semaphore")
+    resource_tracker.unregister = wrap(resource_tracker.unregister, "semaphore-removed")
 
 
 def _watch_tracker(record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from clean_exit import CheckerError, check
-from tests.support.clean_exit import run_command
+from tests.support.clean_exit import CHECKER, run_command
 from tests.support.other_pythons import other_pythons
 
 
@@ -56,6 +57,79 @@ def test_slow_shutdown_shows_the_stack() -> None:
     assert "in flush" in finding.evidence
     assert report.shutdown_s is not None
     assert report.shutdown_s >= 3
+
+
+STOPPED = """
+import atexit, os, signal, subprocess, sys
+wake = f"sleep 2; kill -CONT {os.getpid()}"
+def stop():
+    subprocess.Popen(["sh", "-c", wake], stderr=subprocess.DEVNULL)
+    os.kill(os.getpid(), signal.SIGSTOP)
+MOMENT
+"""
+
+
+def test_time_in_which_the_program_is_stopped_is_no_shutdown() -> None:
+    """Neither does a stop before the shutdown count as a part of it."""
+    report = check(["-c", STOPPED.replace("MOMENT", "atexit.register(stop)")], max_shutdown_s=1.5)
+    assert report.clean, report
+    assert report.duration_s > 2
+    slow = "stop()\natexit.register(__import__('time').sleep, 2)"
+    report = check(["-c", STOPPED.replace("MOMENT", slow)], max_shutdown_s=1.5)
+    assert [finding.id for finding in report.findings] == ["slow-shutdown"]
+
+
+STARVED = """
+import atexit, os, subprocess, sys, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(9)]
+def work():
+    stop = time.process_time() + 0.4
+    while time.process_time() < stop: pass
+    for hog in hogs:
+        hog.kill()
+        hog.wait()
+atexit.register(work)
+time.sleep(1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the hogs need one processor")
+def test_time_in_which_the_program_waits_for_a_processor_is_no_shutdown() -> None:
+    for command in (
+        ["-c", STARVED],
+        ["-c", f"import subprocess as s, sys; s.run([sys.executable, '-c', {STARVED!r}])"],
+    ):
+        report = check(command, max_shutdown_s=2)
+        assert report.clean, report
+        assert report.duration_s > 3.5, "the hogs did not take the processor"
+
+
+# A filter of system calls (seccomp) that refuses prctl(PR_SET_CHILD_SUBREAPER), as in a sandbox.
+REFUSE = """
+import ctypes, os, struct, sys
+number = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 3, number), (0x20, 0, 0, 16), (0x15, 0, 1, 36),
+         (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+filter = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.c_char_p(filter), 0, 0):
+    sys.exit(77)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="has other numbers")
+def test_system_that_hides_orphans_is_named() -> None:
+    command = [sys.executable, "-c", REFUSE, *CHECKER, "--", "true"]
+    done = run_command(command)
+    if done.returncode == 77:
+        pytest.skip("this system has no seccomp")
+    assert "note: the system does not let clean-exit find orphaned processes" in done.stderr
+    assert done.returncode == 0
+    assert "note" not in run_command([*CHECKER, "--", "true"]).stderr
 
 
 def test_error_has_the_phase_in_which_it_happened() -> None:

@@ -75,21 +75,39 @@ def read_until(terminal: int, what: bytes) -> bytes:
     return message
 
 
-def test_signals_to_the_command_arrive_once() -> None:
-    process = start(start_new_session=True)
+# A program may be in the process group of the command, as usual, or in one of its own, as with
+# timeout(1), setsid(1) and job control.
+GROUPS = {"its-group": "", "own-group": "setpgid(0, 0)", "own-session": "setsid()"}
+
+
+def in_group(group: str) -> str:
+    return f"import os\nos.{GROUPS[group]}\n{COUNTER}" if GROUPS[group] else COUNTER
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_signals_to_the_command_arrive_once(group: str) -> None:
+    process = start(in_group(group), start_new_session=True)
     for name in NAMES:
         process.send_signal(getattr(signal, f"SIG{name}"))
         assert next_line(process) == f"SIG{name}"
     assert rest(process) == []
 
 
-@pytest.mark.parametrize(("name", "twice"), [("WINCH", False), ("USR1", False), ("TERM", True)])
-def test_signal_to_the_process_group_arrives_once(name: str, twice: bool) -> None:
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(("name", "twice"), [("USR1", False), ("TERM", True), ("INT", False)])
+def test_signal_to_the_process_group_arrives_once(group: str, name: str, twice: bool) -> None:
     """Also if the command gets it by itself before, as from timeout(1).
 
     The command is stopped meanwhile, because it may run late on a busy machine.
     """
-    process = start(start_new_session=True)
+    process = start(in_group(group), start_new_session=True)
+    if GROUPS[group]:  # Only the command can pass it on.
+        if twice:
+            process.send_signal(getattr(signal, f"SIG{name}"))
+        os.killpg(process.pid, getattr(signal, f"SIG{name}"))
+        assert next_line(process) == f"SIG{name}"
+        assert rest(process) == []
+        return
     process.send_signal(signal.SIGSTOP)
     if twice:
         process.send_signal(getattr(signal, f"SIG{name}"))
@@ -137,14 +155,25 @@ def test_report_is_printed_after_a_signal_ends_the_program(number: signal.Signal
     assert "crash" not in message
 
 
-@pytest.mark.parametrize("by_terminal", [True, False])
-def test_ctrl_c_arrives_once(by_terminal: bool) -> None:
+def test_change_of_the_window_arrives_once() -> None:
+    process = start(start_new_session=True)
+    os.killpg(process.pid, signal.SIGWINCH)
+    assert next_line(process) == "SIGWINCH"
+    assert rest(process) == []
+
+
+@pytest.mark.parametrize(
+    ("by_terminal", "group"),
+    [(True, "its-group"), (False, "its-group"), (True, "own-group"), (True, "own-session")],
+)
+def test_ctrl_c_arrives_once(by_terminal: bool, group: str) -> None:
     """Also if stdin is not the terminal, and if kill sends SIGINT."""
     pid, terminal = pty.fork()
     if pid == 0:
         if by_terminal:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.execve(sys.executable, [*QUIET, sys.executable, "-c", COUNTER], ENVIRONMENT)
+        command = [*QUIET, sys.executable, "-c", in_group(group)]
+        os.execve(sys.executable, command, ENVIRONMENT)
     read_until(terminal, b"ready")
     if by_terminal:
         os.write(terminal, b"\x03")

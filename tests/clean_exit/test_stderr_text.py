@@ -39,6 +39,9 @@ LINES = {
     "[rank0]:[W1121 04:00:00.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
     "destroy_process_group() was not called before program exit": "process-group-not-destroyed",
     "sys:1: ResourceWarning: unclosed file <_io.FileIO name=3>": "resource-warning",
+    "/a.py:4: RuntimeWarning: coroutine 'f' was never awaited": "resource-warning",
+    "nanobind: leaked 2 instances!": "resource-warning",
+    "swig/python detected a memory leak of type 'Box *', no destructor found.": "resource-warning",
 }
 
 

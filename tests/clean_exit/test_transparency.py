@@ -23,7 +23,7 @@ import os, sys
 names = ("argv", "path", "flags", "warnoptions", "orig_argv", "prefix", "executable", "path_hooks")
 for name in names:
     print(name, getattr(sys, name))
-ours = ("PYTHONPATH", "CLEAN_EXIT_EVENTS", "PYTEST_ADDOPTS")
+ours = ("PYTHONPATH", "CLEAN_EXIT_EVENTS", "CLEAN_EXIT_TEST", "PYTEST_ADDOPTS")
 print({k: v for k, v in os.environ.items() if k not in ours})
 print(sorted(sys.path_importer_cache))
 print(sorted(vars()), __name__, __spec__, __file__ if "__file__" in vars() else None)
@@ -72,6 +72,7 @@ def test_environment_has_three_more_variables() -> None:
     assert others == ["somewhere", ""]
     assert first not in path
     assert seen.pop("CLEAN_EXIT_EVENTS")
+    assert seen.pop("CLEAN_EXIT_TEST") == env["PYTEST_CURRENT_TEST"]  # Only below a test.
     assert seen.pop("PYTEST_ADDOPTS") == "-p no:unraisableexception -p no:threadexception -q"
     for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):
         env.pop(name, None)

@@ -335,8 +335,16 @@ CRASHED = [
     Pair("crash", "terminate-called", TERMINATES, TERMINATE, command=PARENT + "{python} {program}"),
 ]
 
+UNITTEST = """
+import unittest
+class Case(unittest.TestCase):
+    def test_it(self): FAULT
+unittest.main(exit=False)
+"""
+
 CORPUS = [
     *UNRAISABLE,
+    Pair("failed-tests", "unittest", UNITTEST),
     *ERRORS_IN_LOGS,
     *CALLBACKS,
     *ENDINGS,
@@ -372,6 +380,7 @@ CLEAN = {
         except ZeroDivisionError:
             traceback.print_exc()
         """,
+    "ends with a code above 240": "raise SystemExit(256 - 6)",
     "has a daemon thread": """
         import threading, time
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
