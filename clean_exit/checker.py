@@ -21,6 +21,7 @@ from clean_exit.run import PATIENCE_S, Limits, Outcome, Run
 from clean_exit.signals import ForwardedSignals
 from clean_exit.stderr import Message
 
+_LISTED = 20  # tests that failed
 _COUNTED = ("leaked-semaphore", "leaked-shared-memory", "process-group-not-destroyed")
 # By convention, the exit code of a shell and of others whose child has crashed.
 _CRASHED = {128 + number: number for number in (4, 6, 7, 8, 11)}
@@ -204,16 +205,16 @@ def _findings(outcome: Outcome, run: Run, resource_warnings: bool, children: str
         evidence = record.crash_stacks or "\n".join(run.text.fatal)
         summary = f"killed by {signal_name(-outcome.returncode)}"
         found.append(Finding("crash", summary, evidence, record.phase, outcome.pid, test=test))
-    if record.unfinished_sessions > 0 and outcome.returncode >= 0 and not outcome.timed_out:
+    if any(record.sessions.values()) and outcome.returncode >= 0 and not outcome.timed_out:
         summary = "a test ended the interpreter, so later tests and fixtures did not run"
         found.append(Finding("unfinished-tests", summary, pid=record.pid, test=test))
-    if record.failed_tests and outcome.returncode == 0 and not outcome.timed_out:
-        count = f"{record.failed_tests} test{'s' * (record.failed_tests > 1)} failed"
-        listed = "\n".join(record.failures)
-        only = listed if record.failed_tests == 1 else ""
-
-        summary = f"{count}, but the program's exit code is 0"
-        found.append(Finding("failed-tests", summary, listed, pid=record.pid, test=only))
+    if record.failed and outcome.returncode == 0 and not outcome.timed_out:
+        first, count = next(iter(record.failed)), len(record.failed)
+        summary = f"{first if count == 1 else f'{count} tests'} failed, but the exit code is 0"
+        names = [first, first.partition(" (")[0]] * (count == 1)  # A subtest has arguments.
+        failed = next((name for name in names if name in record.ran), "")
+        listed = "\n".join([*record.failed][:_LISTED])
+        found.append(Finding("failed-tests", summary, listed, pid=record.pid, test=failed))
     if (outcome.shutdown_s or 0) > outcome.limits.max_shutdown_s and not outcome.timed_out:
         summary = f"{outcome.shutdown_s:.2f} s; the limit is {outcome.limits.max_shutdown_s:g} s"
         stacks = outcome.stacks or record.slow_stacks
@@ -263,7 +264,7 @@ def _hang(outcome: Outcome) -> Finding:
     if limits.stop_when is not None and outcome.stopped_s is None:
         summary += f". No line of its output matched {limits.stop_when!r}"
     record = outcome.record
-    test = record.tests.get(record.pid or 0, "")
+    test = record.tests.get(record.pid or outcome.pid, "")
     return Finding("hang", summary, outcome.stacks, record.phase, record.pid, test=test)
 
 

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -31,8 +32,11 @@ from clean_exit.options import compile_pattern
 from clean_exit.processes import HELPERS, children, read_process
 
 _GRACE_S = 2.0  # for what is about to end
-# Threads that end with the event loop or the queue that has them, and not with a test.
-_POOLED = ("asyncio_", "AnyIO worker thread", "QueueFeederThread")
+# Threads that end with the event loop, the queue or the program that has them, not with a test.
+_POOLED = re.compile(
+    r"asyncio_\d|AnyIO worker thread|Trio thread|QueueFeederThread|Thread-\d+ \(_serve\)"
+)
+_DESTROYED = "Task was destroyed but it is pending!"
 _LIBRARIES = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -41,33 +45,33 @@ _ADVICE = "end it in the test, or in the teardown of the fixture that starts it"
 
 
 class _Test:
-    """What one test has started and where: the file, the line and the function."""
+    """What one test has started and where: the file, the line and the function.
+
+    Nothing of it is kept alive: a program may wait for the end of an object.
+    """
 
     def __init__(self) -> None:
-        self.threads: dict[threading.Thread, str] = {}
-        self.tasks: list[tuple[asyncio.Task[Any], str]] = []
+        self.threads: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
+        self.tasks: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
+        self.lost: dict[int, str] = {}  # Where a task was made; by its id, while it is destroyed.
+        self.destroyed: list[str] = []
         self.processes: dict[int, str] = {}
         self.others: set[int] = set(children())
         self.is_passed = False
-        self._listed = 1000
 
-    def add_task(self, task: asyncio.Task[Any], place: str) -> None:
-        """Keep a task until it is done: a pending one is a fault, also if nothing else holds it."""
-        self.tasks.append((task, place))
-        if len(self.tasks) > self._listed:
-            self.tasks = [one for one in self.tasks if not one[0].done()]
-            self._listed = 2 * len(self.tasks) + 1000
+    def note_error(self, context: dict[str, Any]) -> None:
+        """Note a task that the loop reports because it was destroyed while it was pending."""
+        task = context.get("task")
+        if context.get("message") == _DESTROYED and id(task) in self.lost:
+            self.destroyed.append(_describe(task, self.lost[id(task)]))
 
     def left(self) -> list[str]:
-        """Describe what is still alive."""
-        found = []
-        for thread, place in self.threads.items():
-            if thread.is_alive() and not thread.name.startswith(_POOLED):
+        """Describe what is still alive, and tasks that never will be done."""
+        found = list(self.destroyed)
+        for thread, place in list(self.threads.items()):
+            if thread.is_alive() and not _POOLED.match(thread.name):
                 found.append(f"thread {thread.name!r}, started in {place}")
-        for task, place in self.tasks:
-            if not task.done():
-                name = getattr(task.get_coro(), "__qualname__", "a coroutine")
-                found.append(f"task {task.get_name()!r} of {name}(), created in {place}")
+        found += [_describe(task, at) for task, at in list(self.tasks.items()) if not task.done()]
         for pid in children():
             process = None if pid in self.others else read_process(pid)
             is_alive = process is not None and process.state not in "ZX"
@@ -75,6 +79,11 @@ class _Test:
                 place = self.processes.get(pid, "an unknown place")
                 found.append(f"process {process}, started in {place}")
         return found
+
+
+def _describe(task: Any, place: str) -> str:
+    name = getattr(task.get_coro(), "__qualname__", "a coroutine")
+    return f"task {task.get_name()!r} of {name}(), created in {place}"
 
 
 _test: ContextVar[_Test | None] = ContextVar("clean_exit_test", default=None)
@@ -90,6 +99,7 @@ class LeavesNothing:
 
     def __init__(self, *, has_all: bool, ignored: Sequence[str]) -> None:
         self._has_all, self._ignored = has_all, [compile_pattern(one) for one in ignored]
+        self._outer = _test.get()  # of a session in this process that runs this one in a test
         self._owners: WeakKeyDictionary[Any, _Test | None] = WeakKeyDictionary()
         self._replaced: list[tuple[type, str, Any, Any]] = []
         self._replace(ThreadPoolExecutor, "__init__", lambda *_: None)
@@ -98,11 +108,10 @@ class LeavesNothing:
         self._replace(BaseProcess, "start", self._note_process)
         self._replace(Popen, "__init__", self._note_process)
         self._replace(asyncio.BaseEventLoop, "create_task", self._note_task)
+        self._replace(asyncio.BaseEventLoop, "call_exception_handler", self._note_error)
 
-    def _replace(
-        self, cls: type, name: str, note: Callable[[Any, Any, _Test | None], None]
-    ) -> None:
-        """Call a function after a method, with the object, the result and the test it is for."""
+    def _replace(self, cls: type, name: str, note: Callable[..., None]) -> None:
+        """Call a function after a method: with the test it is for, the object and the result."""
         usual = getattr(cls, name)
 
         @functools.wraps(usual)
@@ -114,7 +123,7 @@ class LeavesNothing:
                     self._owners[thing] = test  # Before it starts something itself.
             result = usual(thing, *args, **options)
             with contextlib.suppress(Exception):
-                note(thing, result, test)
+                note(test, thing, result, *args)
             return result
 
         setattr(cls, name, method)
@@ -142,20 +151,24 @@ class LeavesNothing:
                 return self._owners[task]
         return _test.get() or self._owners.get(threading.current_thread())
 
-    def _note_thread(self, thread: threading.Thread, _result: Any, test: _Test | None) -> None:
+    def _note_thread(self, test: _Test | None, thread: threading.Thread, _result: None) -> None:
         if test is not None:
             test.threads[thread] = _place()
 
-    def _note_process(self, process: Any, _result: Any, test: _Test | None) -> None:
+    def _note_process(self, test: _Test | None, process: Any, _result: None, *_: Any) -> None:
         if test is not None and process.pid is not None:
             test.processes[process.pid] = _place()
         elif (current := self._current) is not None and process.pid is not None:
             current.others.add(process.pid)
 
-    def _note_task(self, _loop: Any, task: asyncio.Task[Any], test: _Test | None) -> None:
+    def _note_task(self, test: _Test | None, _loop: Any, task: Any, *_: Any) -> None:
         self._owners[task] = test
         if test is not None:
-            test.add_task(task, _place())
+            test.tasks[task] = test.lost[id(task)] = _place()
+
+    def _note_error(self, _test: Any, _loop: Any, _result: None, context: dict[str, Any]) -> None:
+        if self._current is not None:
+            self._current.note_error(context)
 
     # The hooks, in the order of a test
 
@@ -166,7 +179,7 @@ class LeavesNothing:
         """Begin to follow what a test starts."""
         is_checked = self._has_all or item.get_closest_marker("leaves_nothing")
         self._current = _Test() if is_checked else None
-        _test.set(self._current)
+        _test.set(self._current or self._outer)
         usual = item.setup
 
         def setup() -> None:
@@ -197,10 +210,15 @@ class LeavesNothing:
 
     def _check(self, item: pytest.Item) -> None:
         """Fail the test if something is left."""
-        test, self._current = self._current, None
-        _test.set(None)
-        if test is None or not test.is_passed:
-            return
+        test = self._current
+        _test.set(self._outer)
+        try:
+            if test is not None and test.is_passed:
+                self._wait(test, item)
+        finally:
+            self._current = None
+
+    def _wait(self, test: _Test, item: pytest.Item) -> None:
         ignored = list(self._ignored)
         for marker in item.iter_markers("leaves_nothing"):
             ignored += _patterns(marker)

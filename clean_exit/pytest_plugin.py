@@ -81,21 +81,21 @@ class _ProbedSession:
 
     def __init__(self, probe: Any, config: pytest.Config) -> None:
         self._probe = probe
-        self._ran: set[str] = set()
         self._failed: dict[str, None] = {}
         # pytest-xdist ends its workers itself.
         self._is_worker = hasattr(config, "workerinput")
         if not self._is_worker:
             probe.begin_session()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        """Record the test: if the program ends within it, nothing else tells."""
-        self._probe.record("test", item.nodeid)
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Record the test."""
+        before = self._probe.begin_test(item.nodeid)
+        yield
+        self._probe.end_test(before)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a test."""
-        self._ran.add(report.nodeid)
         self.pytest_collectreport(report)
 
     def pytest_collectreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -108,9 +108,9 @@ class _ProbedSession:
         """Tell the check that the session ends."""
         self._probe.record("test", "")
         is_passed = exitstatus in (0, 5)  # 5: there are no tests.
-        failed = [] if is_passed else [*self._failed] or [f"pytest's exit code {int(exitstatus)}"]
+        failed = [] if is_passed else [*self._failed] or [f"pytest with code {int(exitstatus)}"]
         if not self._is_worker:
-            self._probe.end_session(self._ran, failed, is_passed)
+            self._probe.end_session(failed)
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -126,9 +126,11 @@ def pytest_collection_modifyitems(
     if has_all or any(item.get_closest_marker("leaves_nothing") for item in items):
         from clean_exit.leaves import LeavesNothing
 
-        with _usage_errors("leaves_nothing_ignore"):
-            ignored = config.getini("leaves_nothing_ignore")
+        ignored = config.getini("leaves_nothing_ignore")
+        try:
             config.pluginmanager.register(LeavesNothing(has_all=has_all, ignored=ignored))
+        except ValueError as error:
+            raise pytest.UsageError(f"leaves_nothing_ignore: {error}") from None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,7 +12,7 @@ import re
 import stat
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,9 +63,10 @@ class Record:
         shared_memory: The shared memory blocks that were created and not removed: the name, and
             the test that ran.
         semaphores: The same for named semaphores.
-        unfinished_sessions: The number of test sessions that have begun and not ended.
-        failed_tests: The number of tests that have failed and not passed since.
-        failures: The first of them.
+        sessions: By process, the number of test sessions that have begun and not ended. Those of
+            child processes of a Python program do not count.
+        ran: The tests that have begun.
+        failed: What has failed in these sessions and was not repeated: tests, files or classes.
         slow_stacks: The stacks of the program when its shutdown became slow.
         crash_stacks: The stacks that faulthandler wrote when the program crashed.
     """
@@ -82,11 +83,12 @@ class Record:
     errors: Counter[str] = field(default_factory=Counter)
     shared_memory: dict[str, str] = field(default_factory=dict)
     semaphores: dict[str, str] = field(default_factory=dict)
-    unfinished_sessions: int = 0
-    failed_tests: int = 0
-    failures: tuple[str, ...] = ()
+    sessions: Counter[int] = field(default_factory=Counter)
+    ran: set[str] = field(default_factory=set)
+    failed: dict[str, None] = field(default_factory=dict)
     slow_stacks: str = ""
     crash_stacks: str = ""
+    _parents: dict[int, int] = field(default_factory=dict)
     _atexit: dict[int, _Entry] = field(default_factory=dict)
     _teardown: dict[int, _Entry] = field(default_factory=dict)
 
@@ -96,12 +98,17 @@ class Record:
         is_program = entry.pid == self.pid
         if kind == "start":
             self.commands[entry.pid] = str(fields[0])
-            if is_program:  # The process may become another Python program by exec.
-                self.atexit_s, self.unfinished_sessions = None, 0
+            self._parents[entry.pid] = int(fields[1])
+            # The process may become another Python program by exec.
+            self.sessions.pop(entry.pid, None)
+            self.atexit_s = None if is_program else self.atexit_s
         if kind in ("start", "forked"):
             self.tests[entry.pid] = entry.test
         elif kind == "test":
-            self.tests[entry.pid] = str(fields[0])
+            self.tests[entry.pid] = name = str(fields[0])
+            self.ran.add(name)
+            for one in [one for one in self.failed if _repeats(name, one)]:
+                del self.failed[one]
         elif kind in ("unraisable", "thread"):
             self.findings.append(self._error(entry))
             self.errors[fields[-3].rpartition(".")[2]] += 1
@@ -116,8 +123,10 @@ class Record:
             summary, evidence = _first_line(message), f"{message}\n{error}".strip()
             self.findings.append(self._finding("unraisable", summary, evidence, entry))
             self.errors[summary] += 1
-        elif kind == "session":
-            self._add_session(is_program, *fields)
+        elif kind == "session" and self._counts(entry.pid):
+            self.sessions[entry.pid] += int(fields[0])
+        elif kind == "failed" and self._counts(entry.pid):
+            self.failed[str(fields[0])] = None
         elif kind == "process-group":
             summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
             self.findings.append(self._finding("process-group-not-destroyed", summary, "", entry))
@@ -141,14 +150,11 @@ class Record:
         if is_program and kind in ("start", "main-ended", "atexit", "teardown"):
             self.phase = entry.phase
 
-    def _add_session(
-        self, is_program: bool, change: int, failed: int = 0, names: Sequence[str] = ()
-    ) -> None:
-        if is_program:
-            self.unfinished_sessions += int(change)
-        # Behind a shell, a later pytest may repeat the tests of the first one.
-        if change < 0 and (is_program or not (failed or self.pid == self.program_pid)):
-            self.failed_tests, self.failures = int(failed), tuple(map(str, names))
+    def _counts(self, pid: int) -> bool:
+        """Whether the sessions of a process are the program's: its own, or below a shell, all."""
+        if self.pid == self.program_pid:
+            return pid == self.pid
+        return self._parents.get(pid, pid) not in self.commands
 
     def _was_slow(self, pid: int) -> bool:
         """Whether a process whose timer has run out was slow, not only kept from running."""
@@ -209,6 +215,13 @@ class Record:
         first = _first_line(error)
         summary = f"{first} in {where}" if where else first
         return self._finding(found, summary, _format_places(places) + error, entry)
+
+
+def _repeats(test: str, failed: str) -> bool:
+    """Whether a test is what failed before, or is in the file or the class that failed."""
+    first, _, inner = failed.partition(" (")  # "setUpClass (m.Case)", or "m.Case.test (n=2)"
+    is_inside = bool(inner) and test.startswith(f"{inner.removesuffix(')')}.")
+    return test in (failed, first) or test.startswith(f"{failed}::") or is_inside
 
 
 def join_tests(tests: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ The phases are main -> threads (the main module has ended) -> atexit -> teardown
 
 import os
 import sys
+from _thread import _local
 
 STACKS_SIGNAL = 62  # A real-time signal that hardly any program uses; the checker sends it.
 _LISTED = 20  # errors of one type that are recorded
@@ -29,9 +30,9 @@ def install(events, max_shutdown_s):
     import atexit
     import time
 
-    state = {"phase": "main", "audited": False, "forked": False, "test": ""}
+    state = {"phase": "main", "audited": False, "forked": False}
     globals()["record"] = record = _make_record(events, state, time.monotonic)
-    record("start", " ".join(getattr(sys, "orig_argv", ()))[:_COMMAND])
+    record("start", " ".join(getattr(sys, "orig_argv", ()))[:_COMMAND], os.getppid())
     open_own_stacks, arm = _offer_stacks(os.path.dirname(events), max_shutdown_s)
     note, forget = _make_note(record)
     hook = _watch_unraisable(note, state)
@@ -65,7 +66,7 @@ def install(events, max_shutdown_s):
     _watch_tracker(record)
     _watch_imports(
         {
-            "unittest.runner": lambda: _watch_unittest(state),
+            "unittest.runner": _watch_unittest,
             "multiprocessing.synchronize": lambda: _watch_semaphores(record),
         }
     )
@@ -77,7 +78,7 @@ def _make_record(path, state, monotonic):
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
     append, write, close, get_pid = os.open, os.write, os.close, os.getpid
-    show, failure, running = repr, BaseException, _make_running(state)
+    show, failure, running = repr, BaseException, _make_running(_state)
 
     def record(kind, *fields):
         try:
@@ -104,10 +105,11 @@ def _make_running(state):
     def running():
         try:
             # pytest appends the stage, such as " (call)"; a child inherits the variable.
+            if state["test"]:
+                return state["test"]
             test = environ.get("PYTEST_CURRENT_TEST", outer)
-            test = state["test"] if test == outer else test.rpartition(" (")[0]
-            if test:
-                return test
+            if test != outer:
+                return test.rpartition(" (")[0]
             asyncio = modules.get("asyncio.events")
             if asyncio is not None and asyncio._get_running_loop() is not None:
                 task = modules["asyncio"].current_task()
@@ -396,77 +398,93 @@ def _watch_imports(watchers):
             except _failure:
                 pass  # A module of another kind with this name.
 
+    for name in [name for name in watchers if name in sys.modules]:  # By a .pth file.
+        Finder.find_spec(name)
     sys.meta_path.insert(0, Finder)
 
 
-# The outcomes of test sessions. The plugin of pytest calls the first two functions as well.
+# Sessions of tests. The plugin of pytest calls these functions as well.
 
 
 def begin_session():
-    """Record that a session of tests begins; sessions may be nested."""
-    _sessions["depth"] += 1
-    record("session", 1)
+    """Record that a session of tests begins, unless it is a part of another one."""
+    _session.depth = getattr(_session, "depth", 0) + 1
+    if _session.depth == 1:
+        record("session", 1)
 
 
-def end_session(ran, failed, is_passed):
-    """Record that a session of tests ends, with the tests that have failed and not passed since.
-
-    Tests of a nested session are not the program's own. ``failed`` may have other names than
-    ``ran``, such as that of a file that cannot be imported: a later session that passes ends them.
-    """
-    _sessions["depth"] -= 1
-    if _sessions["depth"] > 0:
+def end_session(failed):
+    """Record that a session of tests ends, and what has failed: tests, files or classes."""
+    _session.depth -= 1
+    if _session.depth == 0:
+        for name in failed:
+            record("failed", name)
         record("session", -1)
-        return
-    before, ever = _sessions["failed"], _sessions["ran"]
-    ever.update(ran)
-    for name in list(before):
-        if name in ran or (is_passed and name not in ever):
-            del before[name]
-    before.update((name, None) for name in failed)
-    record("session", -1, len(before), list(before)[:_LISTED])
 
 
-_sessions = {"depth": 0, "ran": set(), "failed": {}}  # a dict, because it keeps the order
+def begin_test(name):
+    """Record that a test begins; return the name of the one around it, for `end_test`."""
+    before, _state["test"] = _state["test"], name
+    record("test", name)
+    return before
 
 
-def _watch_unittest(state):
-    """Record the sessions of unittest, whose runners tell their result when they begin and end."""
-    from unittest.result import TestResult
+def end_test(before):
+    """Forget a test."""
+    _state["test"] = before
 
-    def begin(result):
-        begin_session()
-        result._clean_exit_ran = set()
 
-    def end(result):
-        ran = result.__dict__.pop("_clean_exit_ran")
-        bad = [test for test, _ in (*result.failures, *result.errors)]
-        bad = [test.id() for test in (*bad, *getattr(result, "unexpectedSuccesses", ()))]
-        end_session(ran, bad, not bad)
+_session = _local()  # of a thread
+_state = {"test": ""}
 
-    def begin_test(result, test):
-        state["test"] = test.id()
-        result._clean_exit_ran.add(state["test"])
 
-    def end_test(result, test):
-        state["test"] = ""
+def _watch_unittest():
+    """Record the tests and the sessions of unittest, whatever runs them."""
+    from functools import wraps
+    from unittest.case import TestCase
+    from unittest.suite import TestSuite
 
-    def wrap(name, note, _failure=Exception):
-        usual = getattr(TestResult, name)
+    def failures(result):
+        """Return the ids of what has failed."""
+        entries = [
+            entry[0] for name in ("failures", "errors") for entry in getattr(result, name, ())
+        ]
+        tests = [*entries, *getattr(result, "unexpectedSuccesses", ())]
+        names = [test.id() if hasattr(test, "id") else str(test) for test in tests]
+        is_bad = result is not None and not names and not result.wasSuccessful()
+        return names + ["unittest"] * is_bad
 
-        def method(self, *test):
+    def watch(cls, _failure=Exception):
+        usual = cls.run
+
+        @wraps(usual)
+        def run(self, *args, **options):
+            before = ""
             try:
-                note(self, *test)
+                begin_session()
+                before = _state["test"]
+                if cls is TestCase and not before:  # Else it is a part of a test, as in pytest.
+                    begin_test(self.id())
             except _failure:
-                pass  # The test has a method of its own that fails, or has no runner.
-            return usual(self, *test)
+                pass  # The test has a method of its own that fails.
+            result = args[0] if args else options.get("result")
+            try:
+                found = usual(self, *args, **options)
+                result = result if result is not None else found
+                return found
+            finally:
+                names = []
+                try:
+                    end_test(before)
+                    names = failures(result) if _session.depth == 1 else []
+                except _failure:
+                    pass
+                end_session(names)
 
-        setattr(TestResult, name, method)
+        cls.run = run
 
-    wrap("startTestRun", begin)
-    wrap("stopTestRun", end)
-    wrap("startTest", begin_test)
-    wrap("stopTest", end_test)
+    watch(TestSuite)
+    watch(TestCase)
 
 
 def _watch_semaphores(record):

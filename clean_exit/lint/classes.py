@@ -345,8 +345,9 @@ def _done(test: ast.expr, *, truth: bool) -> set[str]:
         return _done(test.operand, truth=not truth)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is truth:
         return set().union(*(_done(one, truth=truth) for one in test.values))
-    is_done = truth and isinstance(test, ast.Call) and last_name(test.func) == "done"
-    return {ast.unparse(test.func.value)} if is_done else set()  # type: ignore[attr-defined]
+    function = test.func if truth and isinstance(test, ast.Call) else None
+    is_done = isinstance(function, ast.Attribute) and function.attr == "done"
+    return {ast.unparse(function.value)} if is_done else set()  # type: ignore[union-attr]
 
 
 def raises(handler: ast.ExceptHandler) -> bool:

@@ -332,6 +332,53 @@ def test_methods_are_given_back_at_the_end(suite: pytest.Pytester) -> None:
     assert suite.runpython(suite.makepyfile(main=code)).ret == 0
 
 
+def test_objects_of_the_code_live_no_longer_than_without_it(suite: pytest.Pytester) -> None:
+    code = """
+        import gc, logging, weakref
+        ends = []
+        def test_thread():
+            one = threading.Thread(target=int)
+            end = weakref.ref(one)
+            one.start()
+            one.join()
+            del one
+            assert end() is None
+        def test_task():
+            async def work(): return bytes(1000)
+            async def main():
+                task = asyncio.create_task(work())
+                await task
+                ends.append(weakref.ref(task))
+            asyncio.run(main())
+        def test_task_is_gone():
+            gc.collect()
+            assert ends[0]() is None
+        def test_error_that_nobody_asks_for(caplog):
+            async def fail(): raise ValueError
+            async def main():
+                asyncio.create_task(fail())
+                await asyncio.sleep(0.01)
+            asyncio.run(main())
+            gc.collect()
+            assert "never retrieved" in caplog.text
+    """
+    write(suite, code)
+    suite.runpytest_subprocess().assert_outcomes(passed=4)
+
+
+@pytest.mark.slow
+def test_pool_that_replaces_its_workers_belongs_to_its_fixture(suite: pytest.Pytester) -> None:
+    code = """
+        @pytest.fixture(scope="module")
+        def pool():
+            with multiprocessing.Pool(2, maxtasksperchild=1) as pool: yield pool
+        @pytest.mark.parametrize("n", range(30))
+        def test_it(pool, n): assert pool.map(abs, range(6), chunksize=1) == [*range(6)]
+    """
+    write(suite, code)
+    suite.runpytest_subprocess().assert_outcomes(passed=30)
+
+
 @pytest.mark.slow
 def test_workers_of_xdist_and_reruns_check_as_well(suite: pytest.Pytester) -> None:
     write(suite, LEFT["thread"][0])

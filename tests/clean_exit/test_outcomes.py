@@ -96,6 +96,35 @@ LOST = {
         """,
         "setUpClass",
     ),
+    "unittest: a result without a runner": case(
+        "unittest.defaultTestLoader.loadTestsFromTestCase(Case).run(unittest.TestResult())"
+    ),
+    "unittest: a result of its own": case(
+        "class Result(unittest.TextTestResult):\n"
+        "    def startTestRun(self): pass\n"
+        "    def stopTestRun(self): pass\n"
+        "unittest.TextTestRunner(resultclass=Result).run(Case('test_wrong'))"
+    ),
+    "unittest: another suite passes": case(
+        """
+        class Sub(unittest.TestCase):
+            def test_many(self):
+                with self.subTest(n=3): self.fail()
+        class Good(unittest.TestCase):
+            def test_good(self): pass
+        run(Sub)
+        run(Good)
+        """,
+        "test_many (n=3)",
+    ),
+    "unittest: suites in threads": case(
+        """
+        import concurrent.futures, time
+        class Slow(unittest.TestCase):
+            def test_slow(self): time.sleep(1)
+        with concurrent.futures.ThreadPoolExecutor() as pool: list(pool.map(run, [Slow, Case]))
+        """
+    ),
     "unittest: a runner of its own": case(
         "class Runner(unittest.TextTestRunner): pass\n"
         "Runner().run(unittest.defaultTestLoader.loadTestsFromTestCase(Case))"
@@ -112,7 +141,12 @@ LOST = {
     "another session passes": main(
         "open('test_two.py', 'w').write('def test(): 1')\nrun('test_one.py')\nrun('test_two.py')"
     ),
-    "missing file": main("run('test_absent.py')", "pytest's exit code 4"),
+    "missing file": main("run('test_absent.py')\nrun('main.py')", "pytest with code 4"),
+    "another file passes": main(
+        "open('test_two.py', 'w').write('import absent')\nrun('test_two.py')\n"
+        "open('test_three.py', 'w').write('def test_good(): pass')\nrun('test_three.py')",
+        "test_two.py",
+    ),
     "exec": main("import os\nrun()\nos.execvp('true', ['true'])"),
     "os._exit in sessionfinish": conftest("pytest_sessionfinish()", "os._exit(0)"),
     "os._exit in unconfigure": conftest("pytest_unconfigure()", "os._exit(0)"),
@@ -126,6 +160,11 @@ LOST = {
     ),
     "xdist": Way("import pytest; pytest.main(['-q', '-n', '2'])"),
     "shell": Way(command=f"{PYTEST}; true"),
+    "shell with two sessions": Way(
+        command=f"{PYTEST} test_one.py; {PYTEST} test_two.py",
+        files={"test_one.py": WRONG, "test_two.py": "def test_good(): pass"},
+    ),
+    "shell with another Python first": Way(command=f"{sys.executable} -c 1; {PYTEST}; true"),
     "pipe": Way(command=f"{PYTEST} | cat"),
 }  # fmt: skip
 REPEATED = """
@@ -137,6 +176,20 @@ def test_flaky():
 """
 KEPT = {
     "unittest: code of its own": (case("sys.exit(not run().wasSuccessful())"), 1),
+    "unittest: a result that does not tell": (
+        case(
+            """
+            class Result(unittest.TextTestResult):
+                def stopTestRun(self): pass
+            class Outer(unittest.TestCase):
+                def test_result(self):
+                    unittest.TestResult().startTestRun()
+                    self.assertTrue(True)
+            unittest.TextTestRunner(resultclass=Result).run(Outer("test_result"))
+            """
+        ),
+        0,
+    ),
     "unittest: repeated": (
         case("run()\nCase.test_wrong = lambda self: None\nrun()"),
         0,
@@ -223,5 +276,5 @@ def test_outcome_that_is_not_lost_is_none(name: str, tmp_path: Path) -> None:
 def test_finding_names_the_tests_that_failed(tmp_path: Path) -> None:
     report = LOST["main without exit"].run(tmp_path)
     (finding,) = report.findings
-    assert finding.summary == "1 test failed, but the program's exit code is 0"
+    assert finding.summary == "test_one.py::test_wrong failed, but the exit code is 0"
     assert finding.test == "test_one.py::test_wrong"
