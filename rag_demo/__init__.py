@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rag_demo.reranker import Reranker as Reranker
     from rag_demo.retriever import Retriever as Retriever
     from rag_demo.retriever import SearchResult as SearchResult
-    from rag_demo.sharded_retriever import ShardedRetriever as ShardedRetriever
     from rag_demo.stores.ingest import embed as embed
     from rag_demo.stores.store import EmbeddedBatch as EmbeddedBatch
     from rag_demo.stores.store import Store as Store
@@ -33,7 +32,6 @@ _MODULE_OF = {
     "PgVectorRetriever": "pgvector_retriever",
     "PyTorchGPURetriever": "pytorch_gpu_retriever",
     "Reranker": "reranker",
-    "ShardedRetriever": "sharded_retriever",
     "embed": "stores.ingest",
 }
 # ``import *`` needs no psycopg.

@@ -122,7 +122,7 @@ class EmbeddingModel(Resource):
 
     @property
     def identity(self) -> ModelIdentity:
-        """The identity of the model, by the content of its files. A missing model is downloaded.
+        """The identity of the model. A model of the hub that is missing is downloaded.
 
         Raises:
             ModelError: The files are missing or cannot be read.
@@ -138,6 +138,11 @@ class EmbeddingModel(Resource):
         """Length of the vectors. Loads the model."""
         full = self._loaded().dimension
         return self.truncate_dim or full
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether something is put before texts: prompts of the model or its replacements."""
+        return any(self._loaded().prompts.values())
 
     @property
     def max_tokens(self) -> int | None:
@@ -186,8 +191,9 @@ class EmbeddingModel(Resource):
                 return False
             path, found = self._find()
             expected = self._identity or found
+            commit = (expected.fingerprint or "").partition("@")[2]
             self.device = self.device or get_optimal_device()
-            encoder = self._new_encoder(path, self.device)
+            encoder = self._new_encoder(path, self.device, commit or None)
             try:
                 if (self.truncate_dim or 0) > encoder.dimension:
                     raise ModelError(
@@ -206,10 +212,19 @@ class EmbeddingModel(Resource):
             self._identity, self._encoder = found, encoder
             self._was_unloaded = False
             log.debug("loaded %s on %s", self.name, self.device)
+            if encoder.is_for_dot_products:
+                log.warning(
+                    "%s was trained for dot products, but its vectors get the length 1 here; "
+                    "compare its answers with those of another model",
+                    self.name,
+                )
             return True
 
-    def _new_encoder(self, path: str, device: str) -> Encoder:
-        """Load a BERT with layers of our own if that is possible, else sentence-transformers."""
+    def _new_encoder(self, path: str, device: str, commit: str | None) -> Encoder:
+        """Load a BERT with layers of our own if that is possible, else sentence-transformers.
+
+        What is missing of a model of the hub is downloaded from the commit that is here already.
+        """
         is_folder = Path(path).is_dir()
         hint = "name another folder" if is_folder else f"there is no such folder; {MOVED}"
         with loading("the model", path, device, hint):
@@ -223,8 +238,12 @@ class EmbeddingModel(Resource):
                     return BertEncoder(Path(path), *options)
                 except (ValueError, OSError, KeyError) as why:
                     log.debug("%s is run by sentence-transformers: %s", path, why)
-            remote = self._trust_remote_code
-            return SentenceTransformersEncoder(path, *options, trust_remote_code=remote)
+            return SentenceTransformersEncoder(
+                path,
+                *options,
+                revision=None if is_folder else commit,
+                trust_remote_code=self._trust_remote_code,
+            )
 
     def unload_model(self) -> CleanupReport:
         """Release the weights. `load_model` loads them again.
@@ -330,12 +349,17 @@ class EmbeddingModel(Resource):
 
     def _find(self) -> tuple[str, ModelIdentity]:
         """Return the folder or the name on the hub, and the identity."""
-        prompt, dimension = self.prompts.get("document"), self.truncate_dim
-        options = "" if prompt is None else f"prompt {prompt!r} "
-        options += f"truncate_dim {dimension}" if dimension else ""
         try:
             path = str(packaged_model()) if self._is_default else self.name
-            return path, identify(path, self._dtype, self.name, options)
+            return path, identify(
+                path,
+                self.name,
+                dtype=self._dtype,
+                document_prompt=self.prompts.get("document"),
+                query_prompt=self.prompts.get("query"),
+                truncate_dim=self.truncate_dim,
+                trust_remote_code=self._trust_remote_code,
+            )
         except OSError as error:
             raise ModelError(f"the model {self.name!r} cannot be read: {error}") from error
 

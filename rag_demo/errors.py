@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,22 @@ class InvalidValueError(RagDemoError, ValueError):
 
 
 class ModelError(RagDemoError):
-    """An embedding model or a reranker cannot be loaded."""
+    """An embedding model or a reranker cannot be loaded, or gives vectors that are not finite."""
+
+
+class BadVectorsError(ModelError, ValueError):
+    """Vectors are zero or not finite.
+
+    Attributes:
+        rows: Which ones, with what is wrong.
+        vectors: All of them, the others with length 1: shape (n, d).
+    """
+
+    def __init__(self, rows: Mapping[int, str], vectors: Any, name: str = "") -> None:
+        self.rows, self.vectors = rows, vectors
+        row, what = next(iter(rows.items()))
+        name = name or f"vector {row}"
+        super().__init__(f"{name} is {what}; cosine search needs finite, nonzero vectors")
 
 
 def damaged(path: Path, reason: object) -> DamagedIndexError:

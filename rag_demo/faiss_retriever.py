@@ -44,7 +44,8 @@ class FaissRetriever(LocalRetriever):
         if hasattr(self, "store"):  # `__init__` may have raised.
             index = cast(FaissVectors, self.store.close()).index
             if index is not None:
-                index.reset()  # In place: other variables that refer to it keep no vectors.
+                index.codes = type(index.codes)()  # As `reset`, which keeps the memory for later.
+                index.ntotal = 0
                 release()  # Trims the heap; faiss allocates outside of torch.
 
 

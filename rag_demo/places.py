@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,8 +51,8 @@ def load_manifest(place: Any) -> Manifest:
         return cast("Manifest", store.manifest)
 
 
-def open_indexes(
-    places: Sequence[Any],
+def open_index(
+    place: Any,
     embedder: Any,
     stack: ExitStack,
     kind: str = "torch",
@@ -61,10 +60,10 @@ def open_indexes(
     *,
     check: bool = False,
 ) -> Any:
-    """Open one or several indexes as one retriever, which an `ExitStack` closes.
+    """Open the retriever of an index, which an `ExitStack` closes.
 
     Args:
-        places: See `as_place`. A database has its own kind of retriever.
+        place: See `as_place`. A database has its own kind of retriever.
         embedder: The embedding model, or only the identity of one. Searches then need vectors.
         stack: Closes what was opened, after an error too.
         kind: The retriever of a folder: "torch" or "faiss".
@@ -75,15 +74,12 @@ def open_indexes(
         embedder = SimpleNamespace(
             identity=embedder, dimension=None, embed_query=None, embed_documents=None
         )
-    opened: list[Any] = []
-    for place in places:
-        if not isinstance(place, Path):
-            new: Any = rag_demo.PgVectorRetriever(embedder, place.conninfo, place.table)
-        elif kind == "faiss":
-            new = rag_demo.FaissRetriever(embedder)
-        else:
-            new = rag_demo.PyTorchGPURetriever(embedder, device=device)
-        opened.append(stack.enter_context(new))
-        if isinstance(place, Path):
-            new.load(place, check=check)
-    return opened[0] if len(opened) == 1 else stack.enter_context(rag_demo.ShardedRetriever(opened))
+    if not isinstance(place, Path):
+        opened = rag_demo.PgVectorRetriever(embedder, place.conninfo, place.table)
+        return stack.enter_context(opened)
+    if kind == "faiss":
+        local: Any = rag_demo.FaissRetriever(embedder)
+    else:
+        local = rag_demo.PyTorchGPURetriever(embedder, device=device)
+    stack.enter_context(local).load(place, check=check)
+    return local

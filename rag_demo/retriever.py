@@ -20,6 +20,7 @@ from rag_demo.errors import check_positive, checked_texts, short_repr
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, check_documents, check_search
 from rag_demo.stores.filters import Where, parse_filter
+from rag_demo.stores.index_folder import open_writer
 from rag_demo.stores.ingest import embed
 from rag_demo.stores.local import LocalStore
 from rag_demo.stores.store import EmbeddedBatch, Store
@@ -331,6 +332,22 @@ class LocalRetriever(Retriever):
         """
         identity = embedder.identity_of(self.embedding_model)
         self.store.save(Path(path), identity, overwrite=overwrite)
+
+    def compact(self, path: str | Path) -> None:
+        """Save the index, and make its files again without anything of deleted documents.
+
+        A cache of the embedding model and snapshots of the index may still have their vectors.
+
+        Args:
+            path: The folder, as for `save`.
+
+        Raises:
+            IndexFileError: See `save`.
+        """
+        self.save(path)
+        with open_writer(Path(path)) as writer:
+            writer.compact()
+        self.load(path)
 
     def load(self, path: str | Path, *, check: bool = False) -> int:
         """Replace the contents by a saved index.

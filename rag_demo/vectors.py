@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.errors import BadVectorsError
+
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -39,8 +41,8 @@ def normalized(vectors: Any, count: int) -> Vectors:
         count: How many vectors there must be.
 
     Raises:
-        ValueError: The shape or the number is wrong, or a vector is zero or not finite. The
-            message names the row.
+        ValueError: The shape or the number is wrong.
+        BadVectorsError: A vector is zero or not finite. The message names the row.
     """
     array = np.asarray(vectors, np.float32)
     if array.ndim != 2:
@@ -48,11 +50,13 @@ def normalized(vectors: Any, count: int) -> Vectors:
     if len(array) != count:
         raise ValueError(f"got {len(array)} vectors for {count} texts; pass one for each")
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
-    bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
-    if len(bad):
-        what = "zero" if lengths[bad[0]] == 0 else "not finite"
-        raise ValueError(f"vector {bad[0]} is {what}; cosine search needs finite, nonzero vectors")
-    result: Vectors = (array / lengths[:, None]).astype(np.float32)
+    bad = ~np.isfinite(lengths) | (lengths == 0)
+    result: Vectors = (array / np.where(bad, 1, lengths)[:, None]).astype(np.float32)
+    if bad.any():
+        found = np.flatnonzero(bad).tolist()
+        raise BadVectorsError(
+            {row: "not finite" if lengths[row] else "zero" for row in found}, result
+        )
     return result
 
 

@@ -7,7 +7,16 @@ import logging
 import click
 
 from rag_demo.commands.evaluate import demo, evaluate
-from rag_demo.commands.indexes import delete, get, info, list_texts, search, snapshot, verify
+from rag_demo.commands.indexes import (
+    compact,
+    delete,
+    get,
+    info,
+    list_texts,
+    search,
+    snapshot,
+    verify,
+)
 from rag_demo.commands.indexing import add, index
 from rag_demo.commands.options import warn
 from rag_demo.errors import RagDemoError
@@ -16,7 +25,7 @@ from rag_demo.service.command import serve
 
 @click.group(
     commands=[
-        *(index, add, delete, search, get, list_texts, serve),
+        *(index, add, delete, compact, search, get, list_texts, serve),
         *(info, verify, snapshot, evaluate, demo),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},

@@ -25,19 +25,20 @@ Judgements = dict[str, dict[str, int]]
 
 @click.command()
 @click.argument("folder", metavar="PATH", type=click.Path(path_type=Path, exists=True))
-@options.place_option("--index", "places", multiple=True, required=True, help="Index of PATH.")
+@options.place_option("--index", "place", required=True, help="Index of PATH.")
 @options.mode_option
 @click.option("--split", default="test", help="Read judgements from qrels/SPLIT.tsv.")
 @options.made_by_option
+@options.trust_option
 @options.device_option
-def evaluate(folder: Path, places: Any, mode: str | None, split: str, **model: Any) -> None:
+def evaluate(folder: Path, place: Any, mode: str | None, split: str, **model: Any) -> None:
     """Measure retrieval quality of an index on the judged collection in PATH.
 
     The collection has BEIR's layout. rag-demo index PATH/corpus.jsonl makes the index.
     """
     mode, (queries, judgements) = mode or "hybrid", read_queries(folder, split)
     with contextlib.ExitStack() as stack:
-        retriever = options.open_retriever(stack, places, mode, **model)
+        retriever = options.open_retriever(stack, place, mode, **model)
         scores = quality(queries, judgements, retriever, mode)
     options.say(f"{folder.name}, {mode}, {len(queries)} questions")
     for metric, score in scores.items():

@@ -1,4 +1,4 @@
-"""``rag-demo search``, ``info``, ``verify``, ``get``, ``list``, ``delete`` and ``snapshot``."""
+"""The commands of an index: ``rag-demo search``, ``info``, ``list``, ``delete`` and others."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rag_demo.stores.filters import ID
 _BATCH = 256  # queries from a pipe that are searched together
 _LISTED_AT_ONCE = 1 << 10
 _LISTED_CHARS = 100
+_VACUUM = "PostgreSQL removes the rows; compact its files with: VACUUM FULL"
 _SHOWN = ("dimension", "language", "source", "finished", "version")  # of a manifest
 
 
 @click.command()
 @options.folder_argument
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
-@options.place_option("--also", multiple=True, help="Search another index too.")
 @options.top_k_option
 @options.where_option
 @click.option("--min-score", type=float, help="Lowest score. [default mode with it: dense]")
@@ -38,11 +38,11 @@ _SHOWN = ("dimension", "language", "source", "finished", "version")  # of a mani
 @click.option("--weights", type=(float, float), default=(1, 1), help="Of vectors and words.")
 @options.json_option
 @options.made_by_option
+@options.trust_option
 @options.device_option
 def search(
     folder: Any,
     questions: tuple[str, ...],
-    also: tuple[Any, ...],
     top_k: int,
     where: dict[str, Any] | None,
     min_score: float | None,
@@ -51,6 +51,7 @@ def search(
     weights: tuple[float, float],
     as_json: bool,
     model: str | None,
+    trust_remote_code: bool,
     device: str | None,
 ) -> None:
     """Search the index in DIR for each QUESTION.
@@ -62,20 +63,20 @@ def search(
 
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; write some words between the quotes")
-    places = (folder, *also)
     mode = mode or ("hybrid" if min_score is None else "dense")
-    for place in places:
-        if not load_manifest(place).finished:
-            options.warn(f"{place} is incomplete: its command still runs or was interrupted")
+    if not load_manifest(folder).finished:
+        options.warn(f"{folder} is incomplete: its command still runs or was interrupted")
     with contextlib.ExitStack() as stack:
-        opened = options.open_retriever(stack, places, mode, model, device)
+        opened = options.open_retriever(
+            stack, folder, mode, model, device, trust_remote_code=trust_remote_code
+        )
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         for batch in _read_questions(questions):
             found = opened.search_batch(
                 batch, top_k, min_score, where, mode, weights=weights, rerank=reranker
             )
             if where is not None and not any(found):
-                options.explain(where, places)
+                options.explain(where, folder)
             for question, results in zip(batch, found, strict=True):
                 options.print_results(question, results, as_json, with_query=len(questions) != 1)
 
@@ -162,7 +163,7 @@ def list_texts(
                 text = on_one_line(document.text)[:_LISTED_CHARS]
                 click.echo(_as_json(document) if as_json else f"{on_one_line(document.id)}\t{text}")
     if where is not None and not names:
-        options.explain(where, [folder])
+        options.explain(where, folder)
 
 
 def _refuse_database(place: Any, advice: str) -> None:
@@ -178,16 +179,20 @@ def _as_json(document: Document) -> str:
 @options.folder_argument
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @options.where_option
-def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> int:
+@click.option("--erase", is_flag=True, help="Compact the index too.")
+def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None, erase: bool) -> int:
     """Delete texts from the index in DIR, by ID or by metadata.
 
-    rag-demo list prints the IDs. The exit code is 1 if there is nothing to delete.
+    rag-demo list prints the IDs. The exit code is 1 if there is nothing to delete. The data of
+    deleted texts stay in the files for some time, unless you --erase them.
     """
     from rag_demo.stores.index_folder import open_writer
     from rag_demo.stores.ingest import exit_on_sigterm
 
     if not ids and where is None:
         raise RagDemoError("nothing to delete; pass ids, or --where KEY=VALUE")
+    if erase:
+        _refuse_database(folder, _VACUUM)
     load_manifest(folder)
     open_place: Any = open_writer if isinstance(folder, Path) else open_store
     with exit_on_sigterm(), open_place(folder) as writer:
@@ -196,13 +201,45 @@ def delete(folder: Path, ids: tuple[str, ...], where: dict[str, Any] | None) -> 
         deleted = writer.delete(list(known.union(matching)))
         if deleted:
             writer.keep(writer.manifest.source, finished=writer.manifest.finished)
+        if erase:
+            writer.compact()
         remaining = writer.manifest.count
+    if erase:
+        _clear_cache()
     if unknown := set(ids) - known:
         options.warn(f"not in the index: {', '.join(sorted(unknown))}")
     if where is not None and not matching:
-        options.explain(where, [folder])
+        options.explain(where, folder)
     options.say(f"deleted {deleted} text{'s' * (deleted != 1)} from {folder}; {remaining} remain")
     return int(not deleted)
+
+
+@click.command()
+@options.folder_argument
+def compact(folder: Path) -> None:
+    """Make the files of the index in DIR again, without anything of deleted texts.
+
+    The embedding cache is emptied, because its entries do not tell their texts. Snapshots are not
+    changed.
+    """
+    from rag_demo.stores.index_folder import open_writer
+    from rag_demo.stores.ingest import exit_on_sigterm
+
+    _refuse_database(folder, _VACUUM)
+    load_manifest(folder)
+    with exit_on_sigterm(), open_writer(folder, check=True) as writer:
+        writer.compact()
+        count = writer.manifest.count
+    _clear_cache()
+    options.say(f"compacted {folder}: {count} text{'s' * (count != 1)}")
+
+
+def _clear_cache() -> None:
+    from rag_demo.encoding.embedding_cache import EmbeddingCache, default_cache_path
+
+    if (path := default_cache_path()).exists():
+        with contextlib.closing(EmbeddingCache(path)) as cache:
+            cache.clear()
 
 
 @click.command()
@@ -214,6 +251,7 @@ def snapshot(folder: Any, folder_of_snapshots: Any) -> None:
     Replicas serve SNAPSHOTS/latest, or fetch the newest number. Other processes may change DIR
     meanwhile.
     """
+    from rag_demo.stores.index_folder import open_writer
     from rag_demo.stores.ingest import exit_on_sigterm
 
     for place in (folder, folder_of_snapshots):
@@ -230,6 +268,9 @@ def snapshot(folder: Any, folder_of_snapshots: Any) -> None:
     ):
         index, link = Path(unfinished, "index"), Path(unfinished, "latest")
         store.save(index, store.manifest.model)
+        with open_writer(index) as writer:
+            if writer.contents.has_deleted:
+                writer.compact()
         index.rename(target)
         link.symlink_to(target.name)
         link.replace(folder_of_snapshots / link.name)

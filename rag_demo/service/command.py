@@ -47,10 +47,7 @@ def serve(**options: Any) -> int:
     from rag_demo.service.server import bind, run_server
     from torch_utils import exit_on_signals
 
-    if settings.writable and len(settings.index) > 1:
-        raise RagDemoError("--writable takes one --index; several are searched only")
-    for place in settings.index:
-        load_manifest(place)  # Its errors are for the terminal.
+    load_manifest(settings.index)  # Its errors are for the terminal.
     host = settings.host
     if not (read_tokens(settings)[0] or is_loopback(host) or settings.no_token):
         raise RagDemoError(

@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import IndexChangedError, PostgresError, WriterBusyError
-from rag_demo.places import load_manifest, open_indexes
+from rag_demo.places import load_manifest, open_index
 from rag_demo.service import metrics
 from rag_demo.service.logs import log_error
 from rag_demo.service.responses import Problem, overloaded, public_reason
@@ -40,7 +40,7 @@ class Index:
         documents: How many documents the index has.
         version: A name for its state.
         nbytes: Bytes of the vectors and of mapped files when it was opened; 0 for a database.
-        is_database: Whether a part of it is in a database.
+        is_database: Whether it is in a database, which is its own state.
 
     Raises:
         RagDemoError: There is no index, or it is damaged.
@@ -48,7 +48,7 @@ class Index:
 
     def __init__(self, settings: Settings, identity: ModelIdentity) -> None:
         self._settings, self._identity = settings, identity
-        self.is_database = not all(isinstance(place, Path) for place in settings.index)
+        self.is_database = not isinstance(settings.index, Path)
         self.nbytes = 0
         self.set_state(*self.look())
         self._stamp = self._read_stamp()
@@ -59,9 +59,9 @@ class Index:
     # Its state
 
     def look(self) -> tuple[int, str]:
-        """Read the number of documents and the version from the folders and databases."""
-        manifests = [load_manifest(place) for place in self._settings.index]
-        return sum(each.count for each in manifests), ", ".join(each.commit for each in manifests)
+        """Read the number of documents and the version from the folder or the database."""
+        manifest = load_manifest(self._settings.index)
+        return manifest.count, manifest.commit
 
     def set_state(self, documents: int, version: str) -> None:
         """Name the version in use."""
@@ -71,14 +71,13 @@ class Index:
         metrics.INDEX_VERSION.labels(version).set(1)
 
     def _read_stamp(self) -> list[Any]:
-        """Return what differs after another process has changed a folder. Costs a few stats."""
+        """Return what differs after another process has changed the folder. Costs a few stats."""
         found: list[Any] = []
-        for place in self._settings.index:
-            # A folder or a file may be missing for a moment; that is a change too.
-            with contextlib.suppress(OSError):
-                for entry in os.scandir(place) if isinstance(place, Path) else ():
-                    status = entry.stat()
-                    found.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
+        # The folder or a file may be missing for a moment; that is a change too.
+        with contextlib.suppress(OSError):
+            for entry in () if self.is_database else os.scandir(self._settings.index):
+                status = entry.stat()
+                found.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
         return sorted(found)
 
     # Opening and saving, in threads
@@ -86,27 +85,18 @@ class Index:
     def _open(self) -> Any:
         settings = self._settings
         with contextlib.ExitStack() as stack:
-            state = self.look()  # Before: the folders may change meanwhile.
+            state = self.look()  # Before: the folder may change meanwhile.
             kind, device = settings.retriever, settings.device
-            retriever = open_indexes(
-                settings.index, self._identity, stack, kind, device, check=True
-            )
+            retriever = open_index(settings.index, self._identity, stack, kind, device, check=True)
             self.nbytes = 0 if self.is_database else retriever.stats().nbytes
             self.set_state(*state)
             stack.pop_all()
         return retriever
 
-    def _folders(self, retriever: Any) -> Iterator[tuple[Any, Path]]:
-        """Yield the retrievers of folders with them; a database is its own state."""
-        shards = getattr(retriever, "shards", [retriever])
-        for shard, place in zip(shards, self._settings.index, strict=True):
-            if isinstance(place, Path):
-                yield shard, place
-
     def _save(self, change: Callable[[Any], Any], retriever: Any) -> Any:
         if result := change(retriever):  # Otherwise nothing was deleted.
-            for shard, place in self._folders(retriever):
-                shard.save(place)
+            if not self.is_database:
+                retriever.save(self._settings.index)
             self.set_state(*self.look())
         return result
 

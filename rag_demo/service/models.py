@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rag_demo.encoding.embedder import embed_documents, embed_queries, identity_of
@@ -15,13 +15,11 @@ LoadModel = Callable[[], Any]
 _BYTES_PER_TOKEN, _SPECIAL_TOKENS = 3, 2
 
 
-def load_model(
-    name: str | None, device: str | None, dtype: str | None, trust_remote_code: bool
-) -> Any:
+def load_model(name: str | None, options: Mapping[str, Any]) -> Any:
     """Load the embedding model. The host calls this in the process of the model."""
     from rag_demo.embedding_model import EmbeddingModel
 
-    model = EmbeddingModel(name, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    model = EmbeddingModel(name, **options)
     return _used(model, lambda: model.embed_queries(["warm up"]))
 
 

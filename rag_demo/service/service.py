@@ -52,7 +52,7 @@ class Service:
     """
 
     def __init__(self, settings: Settings, limits: Limits, load: LoadModel | None = None) -> None:
-        made_by = load_manifest(settings.index[0]).model
+        made_by = load_manifest(settings.index).model
         if made_by is None:
             raise RagDemoError("the index is empty; add documents to it with: rag-demo add")
         self.settings, self.limits, self.tokens = settings, limits, read_tokens(settings)
@@ -66,7 +66,8 @@ class Service:
         options: Any = {"keep_alive": settings.keep_alive, "isolation": settings.isolation}
         if settings.isolation == "process":
             options["call_timeout_s"] = settings.hang_timeout
-        load = load or partial(load_model, self.model_id, device, made_by.dtype, trust)
+        made_with = {**made_by.options, "device": device, "trust_remote_code": trust}
+        load = load or partial(load_model, self.model_id, made_with)
         load = partial(load_checked, load, made_by)
         hosts = {"model": ModelHost(load, name=self.model_name, **options)}
         if settings.reranker is not None:

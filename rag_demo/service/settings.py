@@ -27,11 +27,11 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Several = Annotated[tuple[str, ...], NoDecode]
-Places = Annotated[Any, NoDecode, AfterValidator(lambda places: tuple(map(as_place, places)))]
+Place = Annotated[Any, AfterValidator(as_place)]
 KeepAlive = Annotated[float | str, Field(union_mode="left_to_right"), AfterValidator(_duration)]
 Files = Annotated[tuple[Path, ...], NoDecode]
 _TOKEN_CHARS = 16
-_LISTS = ("index", "token", "token_file", "admin_token", "admin_token_file")
+_LISTS = ("token", "token_file", "admin_token", "admin_token_file")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Settings(BaseSettings):
         env_prefix="RAG_DEMO_", frozen=True, hide_input_in_errors=True
     )
 
-    index: Places = _option(..., "Folder or postgresql:// URL; several are one index.")
+    index: Place = _option(..., "Folder or postgresql:// URL.")
     model: str | None = _option(None, "Embedding model. [default: that of the index]")
     device: str | None = _option(None, "Device to compute on. [default: the best one]")
     retriever: Literal["torch", "faiss"] = _option("torch", "Library that searches.")

@@ -305,6 +305,11 @@ class Contents:
         return int(np.count_nonzero(self.alive))
 
     @property
+    def has_deleted(self) -> bool:
+        """Whether something of deleted or replaced documents is kept."""
+        return bool((self.owners == GONE).any() or not self.alive.all())
+
+    @property
     def wastes_space(self) -> bool:
         """Whether deleted documents have more than half of the rows, or of the numbers."""
         return any(2 * np.count_nonzero(gone) > max(len(gone), _MOST_GONE)

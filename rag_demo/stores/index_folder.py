@@ -44,7 +44,7 @@ from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import TextIndex, WordsFolder
 from rag_demo.vectors import Rows, Take, Vectors, check_dimension
 
-VERSION = 5
+VERSION = 6
 PIECE = 1 << 8
 """Rows that are written and checked together; the last piece may have fewer."""
 TABLES = (
@@ -607,11 +607,18 @@ class IndexWriter:
         wastes_space = finished and self.contents.wastes_space
         self.commit(source=source, finished=finished)
         if wastes_space:
-            with contextlib.closing(SavedIndex(self.folder)) as old:
-                self.clear(old.manifest.model)
-                for batch in old.contents.batches(old.take):
-                    self.upsert(batch)
-                self.commit(source=source)
+            self.compact()
+
+    def compact(self) -> None:
+        """Make the files again from what is committed: nothing of deleted documents is in them.
+
+        The old files are removed when this writer is closed, and end with their last reader.
+        """
+        with contextlib.closing(SavedIndex(self.folder)) as old:
+            self.clear(old.manifest.model)
+            for batch in old.contents.batches(old.take):
+                self.upsert(batch)
+            self.commit(source=old.manifest.source, finished=old.manifest.finished)
 
     def commit(
         self,

@@ -9,9 +9,9 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import numpy as np
 from rag_demo import errors
 from rag_demo.encoding import embedder
 from rag_demo.encoding.embedder import BasicEmbedder
+from rag_demo.errors import short_repr
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import passages_of, with_title
 from rag_demo.searching import check_chunks, check_documents
@@ -47,13 +48,21 @@ def embed(
     chunk_size: int | None = None,
     chunk_overlap: int = 0,
     on_progress: Callable[[int], object] | None = None,
+    on_bad: Callable[[int, str], object] | None = None,
 ) -> EmbeddedBatch:
     """Embed documents: the step between reading and writing, in any process.
+
+    A passage without a usable vector is left out.
 
     Args:
         documents: Documents with different ids.
         embedding_model: The embedding model.
         passages, chunk_size, chunk_overlap, on_progress: See `Retriever.add`.
+        on_bad: Called with the place of a document that has no usable vector, and the reason; it
+            is left out. By default it is an error.
+
+    Raises:
+        ModelError: A document has no usable vector, also a ValueError, or none of them has.
     """
     check_chunks(chunk_size, chunk_overlap)
     texts = [each.text for each in documents]
@@ -78,9 +87,24 @@ def embed(
         assert on_progress is not None
         on_progress(done * len(documents) // len(texts) - before)
 
-    vectors = embedder.embed_documents(embedding_model, texts, on_progress and progress)
     identity = embedder.known_identity(embedding_model)
-    return EmbeddedBatch(documents, owners, spans, vectors, identity)
+    try:
+        vectors = embedder.embed_documents(embedding_model, texts, on_progress and progress)
+        return EmbeddedBatch(documents, owners, spans, vectors, identity)
+    except errors.BadVectorsError as error:
+        rows, vectors = error.rows, error.vectors
+    good = np.setdiff1d(np.arange(len(owners)), list(rows))
+    kept, owners = np.unique(owners[good], return_inverse=True)
+    bad = {places[row]: what for row, what in rows.items() if places[row] not in set(kept.tolist())}
+    if not len(kept):
+        embedder.check_works(embedding_model)  # Else all texts would be skipped for its fault.
+    for place, what in bad.items():
+        name = short_repr(documents[place].id) if documents[place].id else str(place)
+        if on_bad is None:
+            raise errors.BadVectorsError({place: what}, vectors, f"the vector of text {name}")
+        on_bad(place, f"with a vector that is {what}")
+    some = [documents[place] for place in kept.tolist()]
+    return EmbeddedBatch(some, owners, spans[good], vectors[good], identity)
 
 
 @dataclass(frozen=True)
@@ -90,10 +114,13 @@ class Ingested:
     Attributes:
         embedded: How many documents were embedded.
         reused: How many documents the index already had.
+        skipped: The ids of documents that the model has no vector for, with the reason. They are
+            not in the index.
     """
 
     embedded: int
     reused: int
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def ingest(
@@ -119,7 +146,7 @@ def ingest(
     Args:
         documents: The documents. Their ids must differ; each id takes about 100 bytes of memory.
         embedding_model: The embedding model. It embeds new and changed documents only.
-        folder: The folder of the index, or its URL in a database.
+        folder: The folder of the index, or its ``postgresql://`` URL in a database.
         source: A description of the source, which is stored in the index.
         source_after: The description that a complete run leaves; by default ``source``.
         replace: Whether to replace an index of another source or another model.
@@ -134,7 +161,7 @@ def ingest(
         How many documents were embedded and reused.
 
     Raises:
-        ModelError: The model returned vectors that are zero, not finite, or too few.
+        ModelError: The model returned too few vectors, or all are zero or not finite.
         OtherIndexError: The folder holds an index of another source or another model. Nothing
             was embedded.
         IndexChangedError: The index is not the one of ``based_on``.
@@ -144,47 +171,52 @@ def ingest(
             as it was after the last commit.
     """
     check_language(language or "none")
+    place: Any = folder if not isinstance(folder, str) or "://" in folder else Path(folder)
     opened: AbstractContextManager[Any]
-    if isinstance(folder, (str, Path)):
+    if isinstance(place, Path):
         may_start_over = replace
         with suppress(errors.IndexFileError):
-            may_start_over = replace or read_manifest(Path(folder)).source == source
+            may_start_over = replace or read_manifest(place).source == source
         may_start_over = may_start_over and files is None  # Then these documents are all.
-        opened = open_writer(Path(folder), start_over=may_start_over, check=True)
+        opened = open_writer(place, start_over=may_start_over, check=True)
     else:
-        from rag_demo.stores.postgres import PostgresStore
+        from rag_demo.stores.postgres import PostgresStore, PostgresUrl
 
-        opened = PostgresStore(folder)
+        place = PostgresUrl.parse(place) if isinstance(place, str) else place
+        opened = PostgresStore(place)
     with exit_on_sigterm(), opened as writer:
         known = writer.manifest
         if based_on is not None and known.commit != based_on:
-            raise errors.IndexChangedError(f"another program has changed '{folder}'; run again")
+            raise errors.IndexChangedError(f"another program has changed '{place}'; run again")
         if (known.count or known.source) and not replace and known.source != source:
             what = f"the index of {known.source}" if known.source else "an index made by a program"
-            raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
+            raise _other(place, f"{what}, not of {source or 'documents from a program'}")
         model = embedder.identity_of(embedding_model)
         if known.model is None or not known.model.is_same(model):
             if known.count and not replace:
-                raise _other(folder, f"vectors of the model {known.model}, not of {model}")
+                raise _other(place, f"vectors of the model {known.model}, not of {model}")
             writer.clear(model)
         if language is not None:
             writer.use_language(language)
         ids: set[str] = set()
+        skipped: dict[str, str] = {}
         embedded = reused = 0
         for batch in _batches(documents, ids):
             if new := _new_of(batch, writer):
+                bad: dict[int, str] = {}
                 try:
-                    writer.upsert(embed(new, embedding_model))
+                    writer.upsert(embed(new, embedding_model, on_bad=bad.__setitem__))
                 except ValueError as error:
                     raise errors.ModelError(f"the documents cannot be embedded: {error}") from error
-            embedded += len(new)
+                skipped |= {new[place].id: what for place, what in bad.items()}
+                embedded += len(new) - len(bad)
             reused += len(batch) - len(new)
             writer.keep(source, finished=False)
             on_progress(len(batch))
         others = writer.matching(None) if files is None else writer.of_files(list(files()))
-        writer.delete([name for name in others if name not in ids])
+        writer.delete([name for name in others if name not in ids or name in skipped])
         writer.keep(source if source_after is None else source_after, finished=True)
-        return Ingested(embedded, reused)
+        return Ingested(embedded, reused, skipped)
 
 
 def exit_on_sigterm() -> AbstractContextManager[object]:

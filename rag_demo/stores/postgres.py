@@ -31,6 +31,7 @@ from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexFileError, IndexVersionError, InvalidValueError, PostgresError
 from rag_demo.printable import on_one_line
 from rag_demo.reading.document import Document
+from rag_demo.reading.passages import titled
 from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores import filters
 from rag_demo.stores.index_folder import Manifest
@@ -99,14 +100,14 @@ def _condition(condition: filters.Condition) -> _Clause:
 DEFAULT_TABLE = "rag_demo"
 _LANGUAGE = "english"  # of stems
 _TABLES = ("manifest", "documents", "vectors", "postings")
-_VERSION = 1
+_VERSION = 2
 _MORE = 8  # rows than are wanted, so that most searches need one statement
 
 _CREATE = """
 CREATE EXTENSION IF NOT EXISTS vector;
 CREATE TABLE {manifest} (version integer, model text, dimension integer, source text,
     finished boolean, count bigint, words bigint, next bigint);
-INSERT INTO {manifest} VALUES (1, NULL, 0, NULL, TRUE, 0, 0, 0);
+INSERT INTO {manifest} VALUES (2, NULL, 0, NULL, TRUE, 0, 0, 0);
 CREATE TABLE {documents} (number bigint PRIMARY KEY, words integer, id text COLLATE "C" UNIQUE,
     text text, metadata text, facts jsonb, file text COLLATE "C");
 CREATE INDEX ON {documents} USING gin (facts jsonb_path_ops);
@@ -318,7 +319,7 @@ class PostgresStore(Resource):
     def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
         """See `Store`."""
         facts = [Jsonb(each.metadata) for each in batch.documents]
-        stems = [Counter(stems_of(each.text, _LANGUAGE)) for each in batch.documents]
+        stems = [Counter(stems_of(titled(each), _LANGUAGE)) for each in batch.documents]
         with self._transaction(change=True) as (run, state):
             refuse_other_model(state.model, batch.identity)
             first, count = state.next_number, len(batch.documents)

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.errors import InvalidValueError, RagDemoError, short_repr
+from rag_demo.reading.passages import titled
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.vectors import Mask, Rows
 
@@ -57,8 +58,21 @@ _LEFT_OUT = re.compile(
 )
 
 
+# An identifier of several words, and its words: get_userName, HTTPServer, v2_13.
+_IDENTIFIER = re.compile(r"\b(?=\w*(?:[a-z0-9][A-Z]|[A-Z][A-Z][a-z]|[^\W_]_[^\W_]))\w+", re.ASCII)
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_ACCENTS = re.compile("[\u0300-\u036f]")
+# What has no accent in Unicode: of German, French, Danish, Polish, Croatian and Turkish.
+_LETTERS = str.maketrans({"\u00df": "ss", "\u00e6": "ae", "\u0153": "oe", "\u00f8": "o"})
+_LETTERS |= str.maketrans({"\u0142": "l", "\u0111": "d", "\u0131": "i"})
+
+
 def tokenize(text: str, *, is_query: bool = False) -> list[str]:
-    """Return the words of a text, in lower case and with stop words."""
+    """Return the words of a text, in lower case and with stop words.
+
+    The words of an identifier, and a word without its accents, follow besides the whole.
+    """
+    parts = [each.lower() for found in _IDENTIFIER.findall(text) for each in _PARTS.findall(found)]
     is_ascii = text.isascii()
     if not is_ascii:
         text = unicodedata.normalize("NFKC", text).replace("\u2019", "'")
@@ -72,7 +86,16 @@ def tokenize(text: str, *, is_query: bool = False) -> list[str]:
         words = [each for word in words for each in _of_run(word, is_query)]
     if any(len(word) > _LONGEST or word.endswith("++") for word in words):
         words = [each for word in words for each in _split(word)]
-    return words
+    if not is_ascii:
+        words += [plain for word in words if (plain := _without_accents(word)) != word]
+    return words + parts
+
+
+def _without_accents(word: str) -> str:
+    if word.isascii():
+        return word
+    plain = _ACCENTS.sub("", unicodedata.normalize("NFD", word)).translate(_LETTERS)
+    return unicodedata.normalize("NFC", plain)
 
 
 @cache
@@ -216,7 +239,7 @@ class TextIndex:
                 writer = index.writer(_MEMORY_BYTES, 1)
                 for number, each in documents.stream(alive, start):
                     fields = {
-                        "words": " ".join(stems_of(each.text, self.language)),
+                        "words": " ".join(stems_of(titled(each), self.language)),
                         "number": number,
                     }
                     writer.add_document(tantivy.Document.from_dict(fields, _schema()))

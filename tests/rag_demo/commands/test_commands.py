@@ -115,17 +115,6 @@ def test_search_reads_questions_from_a_pipe(index: Path) -> None:
     assert [json.loads(line)["question"] for line in lines] == ["Paris", "8443"]
 
 
-def test_several_indexes_are_searched_as_one(index: Path, tmp_path: Path) -> None:
-    write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "record number 2", "year": 2020}])
-    other = tmp_path / "other"
-    succeed("index", tmp_path / "more.jsonl", "--out", other, *TINY)
-    (found,) = search(index, "record number 2", "--also", other, "--mode", "dense", "--top-k", "2")
-    assert {each["id"] for each in found["results"]} == {"2", "more"}
-    missing = rag_demo("search", index, "x", "--also", other, "--where", "nosuch=1").stderr
-    assert "no document has the metadata key 'nosuch'" in missing
-    assert "no index in" in fail("search", index, "x", "--also", tmp_path / "nowhere")
-
-
 def test_add_and_delete_change_an_index(index: Path, tmp_path: Path) -> None:
     """A file that is added again is replaced."""
     before = texts(index)
@@ -228,7 +217,6 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         ("index", empty, "--out", out, "--actors", "2", "--device", "cpu"): ("--device", "Ray"),
         ("evaluate", tmp_path / "nowhere", "--index", index): ("nowhere' does not exist",),
         ("evaluate", empty): ("--index",),
-        ("serve", "--index", index, "--index", index, "--writable"): ("takes one --index",),
         ("nonsense",): ("No such command 'nonsense'",),
     }
     for arguments, wanted in cases.items():
@@ -345,10 +333,10 @@ def small(tmp_path: Path) -> Path:
     return judge(tmp_path / "small", queries, [("q1", "d1", 1)])
 
 
-def test_several_indexes_are_judged_as_one(small: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_answers_of_an_index_are_judged(small: Path, tmp_path: Path, tiny_model: Path) -> None:
     one = make_index(tmp_path / "one", tiny_model, ("d1", "the capital of france"))
     two = make_index(tmp_path / "two", tiny_model, ("d2", "the heap gives memory back"))
-    assert metrics(small, "--index", one, "--index", two)["nDCG@10"] == 1
+    assert metrics(small, "--index", one)["nDCG@10"] == 1
     assert metrics(small, "--index", two, "--mode", "bm25")["nDCG@10"] == 0
     assert "small, hybrid, 1 questions" in succeed("evaluate", small, "--index", one)
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
 from tests.support.programs import run_forked
-from tests.support.rag_command import fail, info, succeed, write_lines
+from tests.support.rag_command import fail, info, search, succeed, write_lines
 
 TEXTS = ["the cache", "how do i give memory back", "paris"]
 
@@ -21,7 +21,7 @@ TEXTS = ["the cache", "how do i give memory back", "paris"]
 def folder(tiny_model: Path, tmp_path: Path) -> Path:
     """A copy of the model, with all kinds of files that a model may have."""
     folder = Path(shutil.copytree(tiny_model, tmp_path / "m"))
-    for name in ("vocab.txt", "tokenizer.model", "1_Pooling/pytorch_model.bin", "custom.py"):
+    for name in ("vocab.txt", "tokenizer.model", "1_Pooling/pytorch_model.bin"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("# anything")
     return folder
@@ -65,7 +65,6 @@ def test_each_file_that_changes_vectors_changes_the_identity(folder: Path, index
         "tokenizer.model",
         "1_Pooling/config.json",
         "1_Pooling/pytorch_model.bin",
-        "custom.py",
     ):
         path = folder / name
         content, status = path.read_bytes(), path.stat()
@@ -104,6 +103,7 @@ def test_other_files_do_not_change_the_identity(folder: Path, index: Path) -> No
         ".cache/x.json",
         "onnx/model.json",
         "tf_model.h5",
+        "train_script.py",
     )
     for name in (*names, "checkpoint-500/x.bin"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -145,23 +145,64 @@ def test_second_load_of_changed_files_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hub_model_is_identified_by_its_local_files(
-    folder: Path, index: Path, tmp_path: Path
-) -> None:
-    """No request is made."""
+def test_hub_model_is_identified_by_its_commit(folder: Path, tmp_path: Path) -> None:
+    """Files that another program downloads later change nothing. No request is made."""
     repository = tmp_path / "hub" / "models--owner--model"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
     shutil.copytree(folder, repository / "snapshots" / "abc")
+    (repository / "snapshots" / "def").mkdir()
     program = """
     import sys
+    from pathlib import Path
     from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
-    for name in ("owner/model", "owner/other"):
+    index, repository = map(Path, sys.argv[1:])
+    with EmbeddingModel("owner/model", device="cpu") as model, PyTorchGPURetriever(model) as made:
+        made.add(["a text", "another"])
+        made.save(index)
+        print(model.identity.fingerprint)
+    for name in ("data_config.json", "train_script.py", "vocab.bpe"):
+        (repository / "snapshots" / "abc" / name).write_text("[]")
+    for name in ("owner/model", "owner/other", "owner/model"):
         try:
             with EmbeddingModel(name, device="cpu") as model, PyTorchGPURetriever(model) as opened:
-                print(opened.load(sys.argv[1]))
+                print(opened.load(index))
         except RagDemoError as error:
             print("refused")
+        (repository / "refs" / "main").write_text("def" if name == "owner/other" else "abc")
     """
-    done = run_forked(program, str(index), env={"HF_HUB_CACHE": str(tmp_path / "hub")})
-    assert (done.stdout, done.returncode) == ("3\nrefused\n", 0), str(done)
+    env = {"HF_HUB_CACHE": str(tmp_path / "hub")}
+    done = run_forked(program, str(tmp_path / "made"), str(repository), env=env)
+    expected = "owner/model@abc\n2\nrefused\nrefused\n"
+    assert (done.stdout, done.returncode) == (expected, 0), str(done)
+
+
+def test_code_counts_where_it_runs(folder: Path, tmp_path: Path) -> None:
+    (folder / "custom.py").write_text("# code")
+    with EmbeddingModel(folder) as plain, EmbeddingModel(folder, trust_remote_code=True) as own:
+        before = plain.identity, own.identity
+    (folder / "custom.py").write_text("# other code")
+    with EmbeddingModel(folder) as plain, EmbeddingModel(folder, trust_remote_code=True) as own:
+        after = plain.identity, own.identity
+    assert [one.is_same(other) for one, other in zip(before, after, strict=True)] == [True, False]
+
+
+def test_index_gives_back_the_options_of_its_model(tiny_model: Path, tmp_path: Path) -> None:
+    """By command, and in Python; the prompt of queries may change, that of documents may not."""
+    source = write_lines(tmp_path / "s.jsonl", [{"text": text} for text in TEXTS])
+    prompts = ("--query-prompt", "paris ", "--document-prompt", "give ", "--truncate-dim", "8")
+    out = tmp_path / "i"
+    succeed("index", source, "--out", out, "--model", tiny_model, *prompts)
+    assert info(out)["dimension"] == 8
+    (found,) = search(out, "the cache", "--mode", "dense", "--top-k", "1")
+    options: Any = {"prompts": {"query": "paris ", "document": "give "}, "truncate_dim": 8}
+    with EmbeddingModel(tiny_model, device="cpu", **options) as model:
+        score = float(model.embed_query("the cache") @ model.embed_documents(TEXTS[:1])[0])
+    assert found["results"][0]["score"] == pytest.approx(score, abs=1e-6)
+    assert load(out, tiny_model, prompts={"document": "give "}, truncate_dim=8) == 3
+    for other in ({"truncate_dim": 8}, {"prompts": {"document": "give "}}):
+        with pytest.raises(RagDemoError, match="not with"):
+            load(out, tiny_model, **other)
+    write_lines(tmp_path / "more.jsonl", [{"text": "a city", "id": "more"}])
+    succeed("add", out, tmp_path / "more.jsonl")
+    assert info(out)["texts"] == 4

@@ -47,8 +47,6 @@ def test_index_is_made_updated_and_searched_in_a_database(
         )
         ids = [[each["id"] for each in found["results"]] for found in (here, there)]
         assert ids[0] == ids[1], mode
-    (both,) = search(url, "apples", "--also", tmp_path / "folder", "--mode", "dense")
-    assert len(both["results"]) == 4
     (source / "two.md").unlink()
     (source / "three.md").write_text("# Three\n\nAbout boats.\n")
     assert "1 of them unchanged" in succeed("index", source, "--out", url, *model)

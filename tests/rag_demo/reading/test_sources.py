@@ -191,7 +191,7 @@ def test_front_matter_gives_the_title_and_no_text(tmp_path: Path, matter: str) -
     (first, second) = read_file(tmp_path, "a.md", f"{matter}{LONG}\n\n## Next\n\n{LONG}")
     assert (first.text, first.metadata["title"]) == (LONG, "Real")
     assert (first.metadata["line"], first.metadata["start"]) == (end.count("\n") + 1, len(end))
-    assert second.metadata["title"] == "Next"
+    assert second.metadata["title"] == "Real > Next"
 
 
 def test_two_rules_are_not_front_matter(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_two_rules_are_not_front_matter(tmp_path: Path) -> None:
         (f"# One\n\n{LONG}\n\n<!--\n# Hidden\n\nnot shown to anyone\n-->\n", ["One"]),
         (f"# One\n\n{LONG}\n\n````\n```\n# code\n```\n# more code\n````\n", ["One"]),
         (f"# One\n\n{LONG}\n\n> # quoted, and not a section of this text\n", ["One"]),
-        (f"# One\n\n{LONG}\n\nTwo\n---\n\n{LONG}", ["One", "Two"]),
-        (f"# One\n\n{LONG}\n\n  ## Two ##\n\n{LONG}", ["One", "Two"]),
+        (f"# One\n\n{LONG}\n\nTwo\n---\n\n{LONG}", ["One", "One > Two"]),
+        (f"# One\n\n{LONG}\n\n  ## Two ##\n\n{LONG}", ["One", "One > Two"]),
     ],
 )
 def test_headings_of_markdown_are_those_of_commonmark(
@@ -239,11 +239,35 @@ PAGE = f"""<html><head><title>Site</title><style>p {{color: red}}</style></head>
 
 def test_main_text_of_a_page_is_read_with_its_headings(tmp_path: Path) -> None:
     found = read_file(tmp_path, "a.html", PAGE)
-    assert titles(found) == ["Caches", "Port & host"]
+    assert titles(found) == ["Caches", "Caches > Port & host"]
     text = "\n".join(each.text for each in found)
     shown = ("8443", "one item", "two items", "    return 1", "left", "right", LONG)
     assert all(part in text for part in shown), text
     assert not any(part in text for part in ("Home", "Contact", "hidden", "color", "Copyright"))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "<div>{}</div>",
+        "<div><b>Note.</b> {}</div>",
+        "<section>{}</section>",
+        "<div>{}<br>More of it.</div>",
+        "<div><span>{}</span></div>",
+        "<center>{}</center>",
+        "{}",
+        "<ul><li>{}</li></ul>",
+        "<dl><dt>x</dt><dd>{}</dd></dl>",
+        "<blockquote>{}</blockquote>",
+    ],
+)
+@pytest.mark.parametrize("page", ["<body>{}</body>", "<body><main>{}</main></body>"])
+def test_text_directly_in_an_element_is_kept(tmp_path: Path, around: str, page: str) -> None:
+    """Beside paragraphs, in the order of the page."""
+    text = around.format("The kettle is on from nine to five.")
+    body = f"<h1>Museum</h1><p>Welcome to the museum.</p>{text}<p>Closed on Mondays. {LONG}</p>"
+    whole = "\n".join(each.text for each in read_file(tmp_path, "a.html", page.format(body)))
+    assert whole.index("Welcome") < whole.index("The kettle is on") < whole.index("Closed")
 
 
 @pytest.mark.parametrize("page", ["short<br>words", "<h1>short</h1>words"])

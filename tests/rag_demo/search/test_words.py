@@ -177,6 +177,38 @@ def test_words_of_any_script_are_found() -> None:
         assert first == {query: query for query in FOUND}
 
 
+PARTS = {
+    "empty cache": "call safe_cuda_empty_cache() now",
+    "user name": "getUserName returns it",
+    "getUserName": "call getusername",
+    "http server": "an HTTPServer of the library",
+    "cafe": "Le café est fermé",
+    "café": "a cafe in the street",
+    "strasse": "Die Straße ist gesperrt",
+    "lodz": "Łódź is a city",
+    "елка": "ёлка",
+}
+
+
+@pytest.mark.parametrize("query", PARTS)
+def test_parts_of_identifiers_and_words_without_accents_are_found(query: str) -> None:
+    with PyTorchGPURetriever(Hashed(), device="cpu", language="none") as retriever:
+        retriever.add([PARTS[query], "something else"], ids=["own", "other"])
+        assert [each.id for each in retriever.search(query, mode="bm25")] == ["own"]
+
+
+def test_headings_above_a_passage_are_searched() -> None:
+    titles = ["Guide > Linux > Install", "Guide > Windows > Install"]
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(
+            ["Install\nRun the program.", "Install\nRun the program."],
+            [{"title": title} for title in titles],
+            ["linux", "windows"],
+        )
+        for name in ("linux", "windows"):
+            assert retriever.search(f"install on {name}", mode="bm25")[0].id == name
+
+
 def test_hybrid_search_for_stop_words_alone_is_dense_search() -> None:
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add([f"{text_of(n)} {'in' if n % 7 else 'gradient'} the" for n in range(60)])

@@ -253,24 +253,6 @@ def test_documents_are_listed_page_by_page(folder: Path) -> None:
     assert wrong[0].json()["detail"].startswith("#/limit: ")  # Not a word about a body.
 
 
-def test_several_folders_are_searched_as_one(folder: Path, tmp_path: Path) -> None:
-    """They are changed one by one."""
-    places: Any = (folder, tmp_path / "other")
-    with FaissRetriever(Embedder()) as retriever:
-        retriever.add(["a giraffe"], ids=["other"])
-        retriever.save(places[1])
-    found, added, reloaded = ask(
-        places,
-        search({"queries": ["a giraffe", TEXTS[1]], "mode": "dense", "top_k": 1}),
-        put({"id": "new", "text": "a zebra"}),
-        ("POST", "/admin/reload", {}),
-        writable=True,
-    )
-    assert [each[0]["id"] for each in found.json()["batches"]] == ["other", "1"]
-    assert added.status_code == 409
-    assert reloaded.json()["documents"] == 5
-
-
 def test_bad_vector_of_the_model_is_an_error_everywhere(folder: Path) -> None:
     class Bad(Embedder):
         def embed_documents(self, texts: Any) -> Any:

@@ -158,8 +158,8 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "no texts": ((None,), TypeError, "texts must be a sequence of str, got None"),
     "one text": (("text",), TypeError, "texts must be a sequence of str, got one str"),
     "bytes": ((["a", b"b"], None, ["p", "q"]), TypeError, r"texts\[1\] must be str"),
-    "no vector": ((["a", ""], None, ["p", "d1"]), ValueError, "vector 1 is zero"),
-    "not finite": ((["nan"], None, ["d1"]), ValueError, "vector 0 is not finite"),
+    "no vector": ((["a", ""], None, ["p", "d1"]), ValueError, "the vector of text 'd1' is zero"),
+    "not finite": ((["nan"], None, ["d1"]), ValueError, "the vector of text 'd1' is not finite"),
 }
 
 
