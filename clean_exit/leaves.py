@@ -36,6 +36,7 @@ _GRACE_S = 2.0  # for what is about to end
 _POOLED = re.compile(
     r"asyncio_\d|AnyIO worker thread|Trio thread|QueueFeederThread|Thread-\d+ \(_serve\)"
 )
+_CLOCK = time.monotonic, time.sleep  # Here, because tests replace those of the module.
 _DESTROYED = "Task was destroyed but it is pending!"
 _LIBRARIES = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -82,8 +83,7 @@ class _Test:
 
 
 def _describe(task: Any, place: str) -> str:
-    name = getattr(task.get_coro(), "__qualname__", "a coroutine")
-    return f"task {task.get_name()!r} of {name}(), created in {place}"
+    return f"task {task.get_name()!r} of {task.get_coro().__qualname__}(), created in {place}"
 
 
 _test: ContextVar[_Test | None] = ContextVar("clean_exit_test", default=None)
@@ -163,7 +163,8 @@ class LeavesNothing:
 
     def _note_task(self, test: _Test | None, _loop: Any, task: Any, *_: Any) -> None:
         self._owners[task] = test
-        if test is not None:
+        # asyncio itself closes generators that were dropped; those coroutines have no name.
+        if test is not None and hasattr(task.get_coro(), "__qualname__"):
             test.tasks[task] = test.lost[id(task)] = _place()
 
     def _note_error(self, _test: Any, _loop: Any, _result: None, context: dict[str, Any]) -> None:
@@ -222,15 +223,16 @@ class LeavesNothing:
         ignored = list(self._ignored)
         for marker in item.iter_markers("leaves_nothing"):
             ignored += _patterns(marker)
-        stop, is_collected = time.monotonic() + _GRACE_S, False
+        now, sleep = _CLOCK
+        stop, is_collected = now() + _GRACE_S, False
         while left := [one for one in test.left() if not any(p.search(one) for p in ignored)]:
-            if time.monotonic() > stop:
+            if now() > stop:
                 lines = "".join(f"\n  {one}" for one in left)
                 pytest.fail(f"the test leaves this behind:{lines}\n{_ADVICE}", pytrace=False)
             if not is_collected:  # A dropped executor ends its threads.
                 gc.collect()
                 is_collected = True
-            time.sleep(0.02)
+            sleep(0.02)
 
 
 def _patterns(marker: pytest.Mark) -> list[Any]:

@@ -223,6 +223,29 @@ CLEAN = {
                 assert await asyncio.to_thread(abs, -1) == 1
             loop.run_until_complete(ask())
     """,
+    "a dropped asynchronous generator, and a clock that is replaced": """
+        import unittest.mock
+        @pytest.fixture(scope="module", autouse=True)
+        def still():
+            with unittest.mock.patch("time.sleep", side_effect=AssertionError): yield
+        @pytest.fixture(scope="module")
+        def loop():
+            loop = asyncio.new_event_loop()
+            yield loop
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+        def test_it(loop):
+            async def numbers():
+                try:
+                    yield 1
+                    yield 2
+                finally:
+                    await asyncio.sleep(0)
+            async def first():
+                async for n in numbers(): return n
+            assert loop.run_until_complete(first()) == 1
+            threading.Thread(target=never.wait, args=(0.3,)).start()
+    """,
     "helpers of multiprocessing": """
         from multiprocessing import shared_memory
         def test_it():
