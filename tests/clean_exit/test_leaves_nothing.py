@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -297,7 +298,8 @@ def test_what_a_test_leaves_fails_it(suite: pytest.Pytester, name: str) -> None:
             f"started in test_it.py:{place[0]} " in text
             or f"created in test_it.py:{place[0]} " in text
         )
-    assert text.count("thread '") + text.count("task '") + text.count("  process ") == 1
+    named = {line for line in text.splitlines() if re.match("  (thread|task|process) ", line)}
+    assert len(named) == 1, text
 
 
 @pytest.mark.parametrize("name", CLEAN)
