@@ -32,6 +32,7 @@ from clean_exit.options import compile_pattern
 from clean_exit.processes import HELPERS, children, read_process
 
 _GRACE_S = 2.0  # for what is about to end
+_SOON_S = 0.2  # for most of it; a collection takes longer in a large program
 # Threads that end with the event loop, the queue or the program that has them, not with a test.
 _POOLED = re.compile(
     r"asyncio_\d|AnyIO worker thread|Trio thread|QueueFeederThread|Thread-\d+ \(_serve\)"
@@ -229,8 +230,8 @@ class LeavesNothing:
             if now() > stop:
                 lines = "".join(f"\n  {one}" for one in left)
                 pytest.fail(f"the test leaves this behind:{lines}\n{_ADVICE}", pytrace=False)
-            if not is_collected:  # A dropped executor ends its threads.
-                gc.collect()
+            if not is_collected and now() > stop - _GRACE_S + _SOON_S:
+                gc.collect()  # A dropped executor ends its threads.
                 is_collected = True
             sleep(0.02)
 

@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Tell a surrounding check that a session begins: a test may end the interpreter."""
     probe = sys.modules.get("clean_exit_probe")
-    if hasattr(probe, "begin_session"):  # A probe of this version.
+    if hasattr(probe, "begin_test"):  # A probe of this version.
         session.config.pluginmanager.register(_ProbedSession(probe, session.config))
 
 

@@ -326,7 +326,10 @@ def _watch_threads(record, note, state, hook, begin_atexit):
             _listen(note, state)
         if state["forked"]:  # multiprocessing may end it by os._exit, without atexit.
             _record_group(record, state)
-        _watch_logs(record, note)
+        try:
+            _watch_logs(record, note)
+        except Exception:  # The program has a module or a logger of another kind.
+            pass
         try:
             return join()
         finally:

@@ -343,6 +343,18 @@ def test_crashed_python_child_is_reported_with_its_stack() -> None:
             assert "most recent call first" in finding.evidence
 
 
+OTHER_LOGGING = """
+import sys, threading, time, types
+sys.modules["logging"] = types.ModuleType("logging")
+threading.Thread(target=lambda: (time.sleep(0.2), print("saved"))).start()
+"""
+
+
+def test_program_with_a_logging_of_its_own_ends_as_without_the_probe() -> None:
+    report = check(["-c", OTHER_LOGGING])
+    assert (report.stdout, report.findings) == ("saved\n", ())
+
+
 def test_equal_errors_are_counted() -> None:
     report = check(["-c", MANY])
     assert {finding.id for finding in report.findings} == {"unraisable"}
