@@ -81,7 +81,7 @@ def add_probe(
     """
     events = os.path.join(folder, "events")
     changed = {**environment, "CLEAN_EXIT_EVENTS": f"{max_shutdown_s}:{events}"}
-    if "PYTEST_CURRENT_TEST" in changed:  # The test that runs this check is none of the program's.
+    if "PYTEST_CURRENT_TEST" in changed:  # That test runs this check, not the program.
         changed["CLEAN_EXIT_TEST"] = changed["PYTEST_CURRENT_TEST"]
     if unbuffered:
         changed["PYTHONUNBUFFERED"] = "1"

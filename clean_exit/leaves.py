@@ -118,7 +118,7 @@ class LeavesNothing:
         @functools.wraps(usual)
         def method(thing: Any, /, *args: Any, **options: Any) -> Any:
             test = None
-            with contextlib.suppress(Exception):  # An error here is none of the program's.
+            with contextlib.suppress(Exception):  # The program must not see an error of this.
                 test = self._owner()
                 if cls in (threading.Thread, ThreadPoolExecutor, ProcessPoolExecutor):
                     self._owners[thing] = test  # Before it starts something itself.

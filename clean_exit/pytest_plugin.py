@@ -94,14 +94,12 @@ class _ProbedSession:
         yield
         self._probe.end_test(before)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the outcome of a test."""
-        self.pytest_collectreport(report)
-
-    def pytest_collectreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        """Note that a file cannot be imported."""
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Note that a test has failed, or that a file cannot be imported."""
         if report.failed:
             self._failed[report.nodeid] = None
+
+    pytest_collectreport = pytest_runtest_logreport
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:

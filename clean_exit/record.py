@@ -137,12 +137,12 @@ class Record:
             test = join_tests((self.semaphores if is_semaphore else self.shared_memory).values())
             summary = f"{int(count)} {what} objects"
             self.findings.append(Finding(found_id, summary, str(message), test=test))
-        elif kind in ("shared-memory", "semaphore"):
-            objects = self.semaphores if kind == "semaphore" else self.shared_memory
-            objects[str(fields[0])] = entry.test
-        elif kind in ("shared-memory-removed", "semaphore-removed"):
+        elif kind.startswith(("shared-memory", "semaphore")):
             objects = self.semaphores if kind.startswith("sem") else self.shared_memory
-            objects.pop(str(fields[0]), None)
+            if kind.endswith("-removed"):
+                objects.pop(str(fields[0]), None)
+            else:
+                objects[str(fields[0])] = entry.test
         elif kind in ("atexit", "teardown"):
             (self._atexit if kind == "atexit" else self._teardown)[entry.pid] = entry
         if is_program and kind == "atexit":

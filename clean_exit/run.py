@@ -176,7 +176,7 @@ class Run:
         self._is_hurried = False
         self._pumps: list[Pump] = []
         self._busy_s = 0.0
-        self._delay_ns = 0
+        self._delay_ns = 0  # at the stop signal
         self._last_left: list[Process] = []
         self._last_busy = -1
         ours: list[int] = []
@@ -241,9 +241,11 @@ class Run:
 
     def _delay_s(self) -> float:
         outcome, keeper = self.outcome, self.keeper
-        began_s, before_ns = outcome.began_s, self._delay_ns or outcome.record.atexit_delay_ns
+        began_s, before_ns = outcome.began_s, self._delay_ns
         if began_s is None:
             return 0.0
+        if outcome.stopped_s is None:
+            before_ns = outcome.record.atexit_delay_ns
         stops = (min(end, outcome.ended_s) - max(start, began_s) for start, end in keeper.stops)
         return max(0.0, keeper.delay_ns - before_ns) / 1e9 + sum(max(0.0, stop) for stop in stops)
 

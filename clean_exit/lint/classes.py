@@ -327,10 +327,8 @@ class Destructible:
             local = [one for one in inside(function) if getattr(one, "name", "") == node.func.id]
             known = [*local[-1:], *self.module.bound.get(node.func.id, ())]
             return next((one for one in known if isinstance(one, _FUNCTIONS)), None)
-        owner, others = (
-            getattr(node.func, "value", None),
-            self.definitions.get(last_name(node.func), []),
-        )
+        owner = getattr(node.func, "value", None)
+        others = self.definitions.get(last_name(node.func), [])
         if isinstance(owner, ast.Call):
             is_super = last_name(owner.func) == "super" and function in others
             return next(iter(others[others.index(function) + 1 :]), None) if is_super else None
