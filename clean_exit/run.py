@@ -6,7 +6,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ from clean_exit.processes import (
     Process,
     descendants,
     environment,
+    read_process,
     run_delay_ns,
     send_signal,
 )
@@ -177,6 +179,8 @@ class Run:
         self._pumps: list[Pump] = []
         self._busy_s = 0.0
         self._delay_ns = 0  # at the stop signal
+        self._asleep: deque[list[float]] = deque(maxlen=1000)  # start and end
+        self._asleep_at: int | None = None  # the processor time used, at the last look
         self._last_left: list[Process] = []
         self._last_busy = -1
         ours: list[int] = []
@@ -246,8 +250,15 @@ class Run:
             return 0.0
         if outcome.stopped_s is None:
             before_ns = outcome.record.atexit_delay_ns
-        stops = (min(end, outcome.ended_s) - max(start, began_s) for start, end in keeper.stops)
-        return max(0.0, keeper.delay_ns - before_ns) / 1e9 + sum(max(0.0, stop) for stop in stops)
+
+        def shutdown_part(times: Iterable[list[float]]) -> float:
+            parts = (min(end, outcome.ended_s) - max(start, began_s) for start, end in times)
+            return sum(max(0.0, part) for part in parts)
+
+        # Linux 6.12 and later may count sleep as delay on a busy machine.
+        awake_s = outcome.ended_s - began_s - shutdown_part(self._asleep)
+        delay_s = min((keeper.delay_ns - before_ns) / 1e9, awake_s)
+        return max(0.0, delay_s) + shutdown_part(keeper.stops)
 
     def forward_signal(self, number: int, sender: Sender) -> bool:
         """Pass on a signal of this process unless its group has it; callable from any thread.
@@ -265,6 +276,7 @@ class Run:
         if self.keeper.ended_s is not None:
             return self._is_all_gone(self.keeper.ended_s)
         outcome, limits, now = self.outcome, self._limits, time.monotonic()
+        self._note_sleep(now)
         is_due = now >= outcome.started_s + (limits.stop_after_s or math.inf)
         is_due |= any(pump.is_matched for pump in self._pumps)
         if is_due and outcome.stopped_s is None and limits.stop_signal is not None:
@@ -284,6 +296,15 @@ class Run:
             self.keeper.end()
             return True
         return False
+
+    def _note_sleep(self, now: float) -> None:
+        program, before = read_process(self.keeper.pid), self._asleep_at
+        is_asleep = program is not None and program.state in "SD"
+        self._asleep_at = program.busy_ticks if program is not None and is_asleep else None
+        if self._asleep_at is not None and self._asleep_at == before:
+            self._asleep[-1][1] = now
+        elif is_asleep:
+            self._asleep.append([now, now])
 
     def _stacks(self) -> str:
         """Return the state of all processes, with the stacks of those that have a probe."""
