@@ -36,7 +36,7 @@ def measure_quality(url, folder, model):
             vectors.append(batch.vectors)
             retriever.store.upsert(batch)
         for mode in ("bm25", "dense", "hybrid"):
-            scores = quality(judged, judgements, retriever, mode)
+            scores = quality(judged, judgements, retriever, mode=mode)
             rows[mode] = {metric: {"mean": score} for metric, score in scores.items()}
             print(mode, rows[mode])
         texts = list(judged.values())[:100]

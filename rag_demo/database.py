@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
@@ -104,8 +105,10 @@ def index_errors(path: Path) -> Iterator[None]:
         # Such as a lock or a full disk; a text that cannot be decoded is damage.
         is_passing = isinstance(error, (sqlite3.OperationalError, OSError))
         if is_passing and "decode" not in str(error):
+            advice = "check its permissions, free some space, and try again"
+            if "readonly" in str(error) or getattr(error, "errno", None) == errno.EROFS:
+                advice = "it is read-only; name another folder"
             raise UnreadableIndexError(
-                f"'{path}' cannot be written or read: {error}; "
-                "check its permissions, free some space, and try again"
+                f"'{path}' cannot be written or read: {error}; {advice}"
             ) from None
         raise damaged(path, error) from None

@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from rag_demo.stores.index_folder import Manifest
 
 
-def as_place(value: Any) -> Any:
-    """Return the path of a folder, or the `rag_demo.stores.postgres.PostgresUrl` of a database."""
-    if not str(value).startswith(("postgresql://", "postgres://")):
-        return Path(value)
-    from rag_demo.stores.postgres import PostgresUrl
-
-    return PostgresUrl.parse(value)
-
-
 def open_store(place: Any) -> Any:
     """Open the store of an index, which the caller must close. A folder's store is a snapshot."""
     if not isinstance(place, Path):
@@ -63,7 +54,7 @@ def open_index(
     """Open the retriever of an index, which an `ExitStack` closes.
 
     Args:
-        place: See `as_place`. A database has its own kind of retriever.
+        place: See `rag_demo.stores.address.as_place`. A database has its own kind of retriever.
         embedder: The embedding model, or only the identity of one. Searches then need vectors.
         stack: Closes what was opened, after an error too.
         kind: The retriever of a folder: "torch" or "faiss".

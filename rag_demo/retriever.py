@@ -16,7 +16,8 @@ import numpy as np
 
 from rag_demo.encoding import embedder
 from rag_demo.encoding.embedder import BasicEmbedder
-from rag_demo.errors import check_positive, checked_texts, short_repr
+from rag_demo.errors import InvalidValueError, check_positive, checked_texts, short_repr
+from rag_demo.neighbors import with_neighbors
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, check_documents, check_search
 from rag_demo.stores.filters import Where, parse_filter
@@ -212,6 +213,7 @@ class Retriever(Resource):
         vector: Any = None,
         weights: tuple[float, float] = (1.0, 1.0),
         rerank: Reranker | None = None,
+        neighbors: int = 0,
     ) -> list[SearchResult]:
         """Find the documents that answer a query best.
 
@@ -228,6 +230,8 @@ class Retriever(Resource):
             weights: How much the ranks by vectors and by full text count in the mode "hybrid".
             rerank: Scores and orders five times ``top_k`` results. ``min_score`` still applies
                 to the scores of the search.
+            neighbors: How many passages before and after a result its text includes, if it is a
+                passage of a file.
 
         Returns:
             The results, the best first.
@@ -243,7 +247,15 @@ class Retriever(Resource):
             query, mode = "", "dense"
         vectors = None if vector is None else np.asarray(vector)[None]
         found = self.search_batch(
-            [query], top_k, min_score, where, mode, vectors=vectors, weights=weights, rerank=rerank
+            [query],
+            top_k,
+            min_score,
+            where,
+            mode,
+            vectors=vectors,
+            weights=weights,
+            rerank=rerank,
+            neighbors=neighbors,
         )
         return found[0]
 
@@ -258,6 +270,7 @@ class Retriever(Resource):
         vectors: Any = None,
         weights: tuple[float, float] = (1.0, 1.0),
         rerank: Reranker | None = None,
+        neighbors: int = 0,
     ) -> list[list[SearchResult]]:
         """Find the documents that answer each of several queries best; see `search`.
 
@@ -270,12 +283,17 @@ class Retriever(Resource):
             vectors: The vectors of the queries, shape (b, d), to save the embedding.
             weights: See `search`.
             rerank: See `search`.
+            neighbors: See `search`.
 
         Returns:
             The results of each query.
         """
         self.ensure_open()
         queries, weights = check_search(queries, top_k, min_score, mode, weights)
+        if type(neighbors) is not int or neighbors < 0:
+            raise InvalidValueError(
+                f"neighbors must be 0 or a positive whole number, got {short_repr(neighbors)}"
+            )
         if rerank is not None and (isinstance(rerank, type) or not hasattr(rerank, "rerank")):
             raise TypeError(f"rerank must be a Reranker, got {short_repr(rerank)}")
         if vectors is not None:
@@ -292,12 +310,12 @@ class Retriever(Resource):
         found = self.store.search(SearchRequest(queries, vectors, where, wanted, mode, weights))
         if min_score is not None:
             found = [[each for each in one if each.score >= min_score] for one in found]
-        if rerank is None:
-            return found
-        return [
-            rerank.rerank(query, results, int(top_k))
-            for query, results in zip(queries, found, strict=True)
-        ]
+        if rerank is not None:
+            pairs = zip(queries, found, strict=True)
+            found = [rerank.rerank(query, results, int(top_k)) for query, results in pairs]
+        if neighbors:
+            found = [[with_neighbors(self.store, each, neighbors) for each in one] for one in found]
+        return found
 
     async def asearch(self, query: str, top_k: int = 5, **options: Any) -> list[SearchResult]:
         """Run `search` in a thread, without blocking the event loop."""

@@ -17,7 +17,9 @@ from rag_demo.reading.passages import PASSAGE_CHARS
 from rag_demo.vectors import Rows, Vectors
 
 MODES = ("dense", "bm25", "hybrid")
-_RANK_CONSTANT = 60  # of a hybrid search: Cormack, Clarke and Buettcher, SIGIR 2009
+# Of a hybrid search: Cormack, Clarke and Buettcher, SIGIR 2009. They have 60, which lifts what is
+# mediocre in both rankings; benchmarks/bench_quality.py compares some.
+RANK_CONSTANT = 5
 _FUSED_FROM = 100  # of each ranking
 
 Order = Callable[[Rows], Rows]
@@ -52,13 +54,16 @@ class SearchResult(NamedTuple):
     Attributes:
         rank: 1 for the best.
         score: The cosine similarity to the query, from -1 to 1; in the mode "bm25" the BM25
-            score; in the mode "hybrid" a sum of reciprocal ranks.
+            score; in the mode "hybrid" a sum of reciprocal ranks; after reranking, that of the
+            reranker.
         id: The document's id.
         text: The document's text.
         metadata: A copy of the document's metadata.
         passage: Start and stop of the best passage in the text: the nearest one, or for a result
-            that only words have found, the one with most of them. None if the document has no
+            of the mode "bm25", the one with most of the words. None if the document has no
             passages or the whole text scored higher.
+        scores: What the score was made from: "dense" is the cosine and "bm25" the BM25 score. In
+            the mode "hybrid", "bm25" is missing if the search by words did not find the document.
     """
 
     rank: int
@@ -67,6 +72,7 @@ class SearchResult(NamedTuple):
     text: str
     metadata: Mapping[str, Any] = MappingProxyType({})  # All results share the default.
     passage: tuple[int, int] | None = None
+    scores: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ def check_search(
         raise InvalidValueError(
             f"weights must be finite and not negative, one above 0, got {weights}"
         )
-    highest = (dense + words) / (_RANK_CONSTANT + 1)
+    highest = (dense + words) / (RANK_CONSTANT + 1)
     if mode == "hybrid" and min_score is not None and min_score > highest:
         raise InvalidValueError(
             f"min_score is {short_repr(min_score)}, but scores of the mode 'hybrid' end at "
@@ -165,33 +171,49 @@ def check_search(
 def by_mode(
     request: SearchRequest,
     search: Callable[[str, int], list[list[Hit]]],
+    nearest: Callable[[list[tuple[int, Any]]], list[Hit]],
     order_of: Callable[[list[Any]], Iterable[Any]] = list,
 ) -> list[list[Hit]]:
     """Search by vectors or by words, or by both, and fuse the two rankings of each query.
 
-    The fused score of a document is the sum of weight / (60 + rank) over the rankings. A ranking
-    with the weight 0 adds no documents.
+    The fused score of a document is the sum of weight / (RANK_CONSTANT + rank) over the rankings. A
+    ranking with the weight 0 adds no documents.
 
     Args:
         request: The queries.
         search: Takes "dense" or "bm25", and how many results are wanted of each query. It returns
-            named tuples with an ``id`` and a ``score``, the best first.
+            named tuples with an ``id``, a ``score`` and ``scores``, the best first.
+        nearest: Takes pairs of a query's number and an id, and returns what a search by vectors
+            would: a result for each, with the cosine and the best passage.
         order_of: Returns what orders documents that tie, for a list of ids.
     """
     top_k = request.top_k
     if request.mode != "hybrid":
         return search(request.mode, top_k)
     depth = max(top_k, _FUSED_FROM)
+    near, worded = (
+        [{hit.id: hit for hit in hits} for hits in search(part, depth)]
+        for part in ("dense", "bm25")
+    )
     fused = []
-    for near, worded in zip(search("dense", depth), search("bm25", depth), strict=True):
-        known = {hit.id: hit for hit in (*worded, *near)}  # Those by vectors know their passage.
+    for rankings in zip(near, worded, strict=True):
         scores: dict[Any, float] = {}
-        for hits, weight in zip((near, worded), request.weights, strict=True):
-            for place, hit in enumerate(hits if weight else (), start=_RANK_CONSTANT + 1):
-                scores[hit.id] = scores.get(hit.id, 0.0) + weight / place
+        for ids, weight in zip(rankings, request.weights, strict=True):
+            for place, name in enumerate(ids if weight else (), start=RANK_CONSTANT + 1):
+                scores[name] = scores.get(name, 0.0) + weight / place
         least = min(sorted(scores.values(), reverse=True)[:top_k], default=0.0)
-        best = [name for name in scores if scores[name] >= least]
-        places = dict(zip(best, order_of(best), strict=True))
-        best.sort(key=lambda name: (-scores[name], places[name]))
-        fused.append([known[name]._replace(score=scores[name]) for name in best[:top_k]])
-    return fused
+        names = [name for name in scores if scores[name] >= least]
+        places = dict(zip(names, order_of(names), strict=True))
+        names.sort(key=lambda name: (-scores[name], places[name]))
+        fused.append({name: scores[name] for name in names[:top_k]})
+    lacking = [(n, name) for n, best in enumerate(fused) for name in best if name not in near[n]]
+    for (n, name), hit in zip(lacking, nearest(lacking) if lacking else (), strict=True):
+        near[n][name] = hit
+    answers: list[list[Hit]] = [[] for _ in fused]
+    for n, best in enumerate(fused):
+        for name, score in best.items():
+            parts = {"dense": near[n][name].score}
+            if name in worded[n]:
+                parts["bm25"] = worded[n][name].score
+            answers[n].append(near[n][name]._replace(score=score, scores=parts))
+    return answers

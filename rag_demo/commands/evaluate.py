@@ -27,11 +27,21 @@ Judgements = dict[str, dict[str, int]]
 @click.argument("folder", metavar="PATH", type=click.Path(path_type=Path, exists=True))
 @options.place_option("--index", "place", required=True, help="Index of PATH.")
 @options.mode_option
+@options.rerank_option
+@options.weights_option
 @click.option("--split", default="test", help="Read judgements from qrels/SPLIT.tsv.")
 @options.made_by_option
 @options.trust_option
 @options.device_option
-def evaluate(folder: Path, place: Any, mode: str | None, split: str, **model: Any) -> None:
+def evaluate(
+    folder: Path,
+    place: Any,
+    mode: str | None,
+    rerank: str | None,
+    weights: tuple[float, float],
+    split: str,
+    **model: Any,
+) -> None:
     """Measure retrieval quality of an index on the judged collection in PATH.
 
     The collection has BEIR's layout. rag-demo index PATH/corpus.jsonl makes the index.
@@ -39,7 +49,10 @@ def evaluate(folder: Path, place: Any, mode: str | None, split: str, **model: An
     mode, (queries, judgements) = mode or "hybrid", read_queries(folder, split)
     with contextlib.ExitStack() as stack:
         retriever = options.open_retriever(stack, place, mode, **model)
-        scores = quality(queries, judgements, retriever, mode)
+        reranker = options.open_reranker(stack, rerank, device=model["device"])
+        scores = quality(
+            queries, judgements, retriever, mode=mode, weights=weights, rerank=reranker
+        )
     options.say(f"{folder.name}, {mode}, {len(queries)} questions")
     for metric, score in scores.items():
         options.say(f"{metric:12} {score:.4f}")
@@ -68,9 +81,9 @@ def read_queries(folder: Path, split: str = "test") -> tuple[dict[str, str], Jud
 
 
 def quality(
-    queries: dict[str, str], judgements: Judgements, retriever: Retriever, mode: str
+    queries: dict[str, str], judgements: Judgements, retriever: Retriever, **search: Any
 ) -> dict[str, float]:
-    """Search for all queries, and average the metrics.
+    """Search for all queries, with options of `Retriever.search_batch`, and average the metrics.
 
     As in BEIR, a document with the id of the query is dropped from its results, because in some
     collections (ArguAna, Quora) queries are documents.
@@ -83,7 +96,7 @@ def quality(
     """
     with required("evaluating", SourceError, "evaluate"):
         from ir_measures import RR, R, ScoredDoc, calc_aggregate, nDCG
-    found = retriever.search_batch(list(queries.values()), top_k=_DEPTH, mode=mode)
+    found = retriever.search_batch(list(queries.values()), top_k=_DEPTH, **search)
     run = [
         ScoredDoc(name, result.id, -float(result.rank))
         for name, results in zip(queries, found, strict=True)

@@ -34,8 +34,11 @@ _SHOWN = ("dimension", "language", "source", "finished", "version")  # of a mani
 @options.where_option
 @click.option("--min-score", type=float, help="Lowest score. [default mode with it: dense]")
 @options.mode_option
-@click.option("--rerank", metavar="MODEL", help="A cross-encoder that orders the best again.")
-@click.option("--weights", type=(float, float), default=(1, 1), help="Of vectors and words.")
+@options.rerank_option
+@options.weights_option
+@click.option(
+    "--neighbors", type=click.IntRange(0), default=0, help="Passages to show before and after."
+)
 @options.json_option
 @options.made_by_option
 @options.trust_option
@@ -49,6 +52,7 @@ def search(
     mode: str | None,
     rerank: str | None,
     weights: tuple[float, float],
+    neighbors: int,
     as_json: bool,
     model: str | None,
     trust_remote_code: bool,
@@ -59,8 +63,6 @@ def search(
     Without a QUESTION, read questions from standard input, one on each line. Results are lines
     with tabs unless stdout is a terminal.
     """
-    from rag_demo.reranker import Reranker
-
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; write some words between the quotes")
     mode = mode or ("hybrid" if min_score is None else "dense")
@@ -70,14 +72,23 @@ def search(
         opened = options.open_retriever(
             stack, folder, mode, model, device, trust_remote_code=trust_remote_code
         )
-        reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
+        reranker = options.open_reranker(stack, rerank, device=device)
         for batch in _read_questions(questions):
             found = opened.search_batch(
-                batch, top_k, min_score, where, mode, weights=weights, rerank=reranker
+                batch,
+                top_k,
+                min_score,
+                where,
+                mode,
+                weights=weights,
+                rerank=reranker,
+                neighbors=neighbors,
             )
             if where is not None and not any(found):
                 options.explain(where, folder)
             for question, results in zip(batch, found, strict=True):
+                if neighbors and not as_json:  # The whole text is shown, not the passage only.
+                    results = [each._replace(passage=None) for each in results]
                 options.print_results(question, results, as_json, with_query=len(questions) != 1)
 
 

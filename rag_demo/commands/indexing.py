@@ -19,7 +19,7 @@ from rag_demo.errors import IndexFileError, SourceError
 from rag_demo.places import load_manifest, open_store
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import PASSAGE_CHARS
-from rag_demo.reading.sources import STDIN, Reading, Skipped, full_path, is_read, read_source
+from rag_demo.reading.sources import STDIN, Reading, Skipped, is_read, read_source
 
 # Families of models that are trained with prompts, and most of which register none.
 _NEEDS_PROMPTS = re.compile(r"(^|[/_-])(e5|bge|nomic)\b", re.IGNORECASE)
@@ -36,7 +36,7 @@ _OPTIONS = (
         "--chunk-size", type=click.IntRange(100), default=PASSAGE_CHARS, help="Length of passages."
     ),
     click.option("--chunk-overlap", type=click.IntRange(0), default=0, help="Characters shared."),
-    click.option("--text-field", default="text", help="Field of JSON lines that has the text."),
+    click.option("--text-field", default="text", help="Field or column that has the text."),
     options.trust_option,
     options.device_option,
     click.option("--batch-size", type=click.IntRange(1), help="Texts embedded at once."),
@@ -68,7 +68,8 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
     """Create an index of SOURCE, or update it.
 
     SOURCE is a folder, a file, or - for standard input. It reads text, Markdown,
-    reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
+    reStructuredText, HTML, Python, notebooks, PDF, JSON lines, JSON and CSV, and skips hidden
+    files.
     """
     prompts = {kind: embedding.pop(f"{kind}_prompt") for kind in ("query", "document")}
     embedding["prompts"] = {kind: text for kind, text in prompts.items() if text is not None}
@@ -150,7 +151,7 @@ def add(folder: Any, source: str, **embedding: Any) -> None:
 
         def gone() -> set[str]:
             """Return the files that were read, and those of the folder that are gone."""
-            known = earlier.files_in(f"{full_path(source)}{os.sep}")
+            known = earlier.files_in(f"{Path(source).resolve()}{os.sep}")
             return files | {file for file in known if not Path(file).exists()}
 
         refuse_other_model(manifest.model, embedder.identity, f" in '{folder}'")

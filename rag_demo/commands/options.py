@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.places import as_place, load_manifest, open_index, open_store
+from rag_demo.places import load_manifest, open_index, open_store
 from rag_demo.printable import on_one_line, printable
 from rag_demo.searching import MODES, SearchResult
+from rag_demo.stores.address import as_place
+from rag_demo.stores.filters import COMPARISONS
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
@@ -36,6 +38,12 @@ trust_option = click.option(
 device_option = click.option("--device", help="cpu, cuda, cuda:1, mps or xpu. [default: the best]")
 _DTYPES = click.Choice(["float32", "bfloat16"])
 dtype_option = click.option("--dtype", type=_DTYPES, default="float32", help="Dtype of the model.")
+rerank_option = click.option(
+    "--rerank", metavar="MODEL", help="A cross-encoder that orders the best again."
+)
+weights_option = click.option(
+    "--weights", type=(float, float), default=(1, 1), help="Of vectors and words."
+)
 mode_option = click.option("--mode", type=click.Choice(MODES), help="[default: hybrid]")
 top_k_option = click.option("--top-k", type=click.IntRange(1), default=5, help="Results, at most.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
@@ -70,6 +78,13 @@ def open_retriever(
     if mode != "bm25":
         embedder = stack.enter_context(open_model(model, made_by, device=device, **options))
     return open_index(place, embedder, stack, device=device)
+
+
+def open_reranker(stack: ExitStack, model: str | None, **options: Any) -> Any:
+    """Create the reranker, which the stack closes; None without a name."""
+    from rag_demo.reranker import Reranker
+
+    return None if model is None else stack.enter_context(Reranker(model, **options))
 
 
 def say(text: object) -> None:
@@ -135,13 +150,19 @@ where_option = click.option(
 
 
 def explain(where: Mapping[str, Any], place: Any) -> None:
-    """Warn of conditions with a key that no document of an index has."""
+    """Warn of conditions with a key, or with a kind of value, that no document of an index has."""
     with contextlib.closing(open_store(place)) as store:
         known = set(store.keys())
-    for each in where["$and"]:
-        if not known.issuperset(each):
-            keys = ", ".join(sorted(known))
-            warn(f"no document has the metadata key {next(iter(each))!r}; the keys are: {keys}")
+        for each in where["$and"]:
+            ((key, condition),) = each.items()
+            ((sign, value),) = condition.items()
+            if key not in known:
+                keys = ", ".join(sorted(known))
+                warn(f"no document has the metadata key {key!r}; the keys are: {keys}")
+            elif sign in COMPARISONS:
+                kind, least = ("text", "") if isinstance(value, str) else ("number", -1e308)
+                if not store.matching({key: {"$gte": least}}, limit=1):
+                    warn(f"no document has a {kind} as {key!r}, to compare with {value!r}")
 
 
 _SHOWN_CHARS = 300  # of a result's text on a terminal

@@ -86,6 +86,11 @@ class BertEncoder(nn.Module):
             # A copy, because the file's pages count neither as taken nor as given back.
             value = value.to(device=device, dtype=dtype, copy=True)
             self.register_buffer(name.replace(".", "_"), value)
+        self.weights = sum(
+            each.numel()
+            for name, each in self.named_buffers()
+            if name not in (_WORDS, _PLACES, _TYPES)
+        )
         self.eval()
         # Freeing a large block raises glibc's threshold for returning heap memory. Otherwise
         # each layer's memory is returned and faulted in again, a sixth of the time.

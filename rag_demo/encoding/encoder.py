@@ -72,11 +72,13 @@ class Encoder(Protocol):
     Attributes:
         dimension: Length of the vectors.
         limits: The limits of its batches.
+        weights: By how many numbers a token is multiplied, about.
         is_for_dot_products: Whether it was trained for them, and its vectors had other lengths.
     """
 
     dimension: int
     limits: Limits
+    weights: int
     is_for_dot_products: bool
 
     @property
@@ -123,6 +125,8 @@ def encode(
     """
     import torch
 
+    from rag_demo.threads import threads, worth
+
     limits, under_way = encoder.limits, deque[tuple[list[int], Any, Any]]()
     order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
 
@@ -137,7 +141,8 @@ def encode(
         sizes = np.arange(1, len(lengths) + 1) * lengths[0]  # The first one is the longest.
         fits = (sizes <= tokens) & (sizes - np.cumsum(lengths) <= limits.padding)
         count = max(1, int(fits.sum()))
-        with turn():
+        many = worth(int(sizes[count - 1]) * encoder.weights, torch.get_num_threads())
+        with turn(), threads(many):
             vectors, event = encoder.launch(inputs[:count], kind).float(), None
             if limits.pinned:
                 device, vectors = vectors.device, vectors.to("cpu", non_blocking=True)
@@ -224,6 +229,8 @@ class SentenceTransformersEncoder:
     def __init__(
         self, path: str, device: str, dtype: Any, prompts: Prompts, **options: Any
     ) -> None:
+        import torch
+
         self.model = sentence_transformers().SentenceTransformer(
             path,
             device=device,
@@ -231,6 +238,11 @@ class SentenceTransformersEncoder:
             model_kwargs={"dtype": dtype},
             **options,
         )
+        tokenizer = self.model.tokenizer
+        if getattr(tokenizer, "pad_token", "") is None:  # Of GPT-2 and others.
+            if tokenizer.eos_token is None:
+                raise ValueError("its tokenizer has no padding token, and none that can be one")
+            tokenizer.pad_token = tokenizer.eos_token  # What it is does not matter: it is masked.
         self.model.prompts.update(prompts)
         self.prompts: Mapping[str, str | None] = self.model.prompts
         self.is_for_dot_products = self.model.similarity_fn_name == "dot" and not any(
@@ -239,6 +251,9 @@ class SentenceTransformersEncoder:
         self.dimension = int(self.model.get_embedding_dimension())
         limit = self.model.max_seq_length
         self.max_tokens = int(limit) if limit and limit < _MOST_TOKENS else None
+        embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        layers = (each for each in self.model.modules() if not isinstance(each, embeddings))
+        self.weights = sum(p.numel() for each in layers for p in each.parameters(recurse=False))
         is_static = type(self.model[0]).__name__ == "StaticEmbedding"
         self.limits = _WITHOUT_ATTENTION if is_static else limits_of(device)
 

@@ -36,11 +36,13 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
+from rag_demo.threads import threads, worth
 from rag_demo.vectors import Mask, Pairs, Scores, Take, Vectors, exact_scores, rounding
 
 FEW_QUERIES = 4
 """Up to so many queries, a CPU multiplies float32 vectors as fast as rounded ones."""
 _FEW_ROWS = 1 << 15  # are multiplied with a single query in one thread, which waits for no other
+_READ_AS_FAST = 8  # queries
 _SCORES_PER_PAIR = 64  # So much more memory does a candidate take, until it is scored again.
 _SLACK = 1e-6  # Lengths are 1 within 2**-22, and bounds are computed in float32.
 _LEAST = -2.0  # below every score
@@ -109,7 +111,7 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
     at_once, most_rows = (1 << 23, 16) if source.device.type == "cpu" else (1 << 28, 128)
     if source.scratch_bytes is not None:
         at_once = min(at_once, max(1 << 14, source.scratch_bytes // 16))
-    with torch.inference_mode():
+    with torch.inference_mode(), threads(1) as all_threads:
         products = source.products
         asked = torch.from_numpy(queries).to(source.device)
         factors = asked.to(products.dtype)
@@ -141,16 +143,19 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
                     allowed = torch.from_numpy(mask).to(source.device)
             if not len(vectors):
                 continue
-            scores = products.multiply(factors, vectors)
-            if allowed is not None:
-                # A tenth of the time of `masked_fill_`.
-                scores += torch.where(allowed, 0.0, -torch.inf).to(scores.dtype)
             root = 1 << (len(vectors) // (8 * top_k)).bit_length() // 2  # about the square root
             block = min(root, most_rows)
-            if missing := -len(vectors) % block:
-                scores = pad(scores, (0, missing), value=-torch.inf)
-            blocks = scores.unflatten(1, (block, -1))
-            maxima = blocks.amax(1).float()
+            # A single query reads as much memory as several, and that takes the time.
+            work = max(len(queries), _READ_AS_FAST) * vectors.numel()
+            with threads(worth(work, all_threads)):
+                scores = products.multiply(factors, vectors)
+                if allowed is not None:
+                    # A tenth of the time of `masked_fill_`.
+                    scores += torch.where(allowed, 0.0, -torch.inf).to(scores.dtype)
+                if missing := -len(vectors) % block:
+                    scores = pad(scores, (0, missing), value=-torch.inf)
+                blocks = scores.unflatten(1, (block, -1))
+                maxima = blocks.amax(1).float()
             best = torch.cat([best, maxima], 1).topk(top_k, dim=1).values
             least = lower(torch.maximum(lower(best[:, -1:]), bar))
             query, place = (maxima >= least).nonzero(as_tuple=True)

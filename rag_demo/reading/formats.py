@@ -1,4 +1,4 @@
-"""Readers of text, Markdown, HTML, notebooks and PDF files."""
+"""Readers of text, Markdown, reStructuredText, HTML, notebooks and PDF files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 from rag_demo.errors import required
-from rag_demo.reading.passages import Heading
+from rag_demo.reading.passages import Heading, Table
 
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _FRONT_MATTER = re.compile(
@@ -24,11 +24,16 @@ _FRONT_MATTER = re.compile(
 _TITLE = re.compile(r"^title[ \t]*[:=][ \t]*([\"']?)(?![>|])(\S.*?)\1[ \t]*$", re.MULTILINE)
 _MOST_MARKED = 1 << 22  # characters: each mark of Markdown takes a kilobyte of memory
 _CHARSET = re.compile(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?([\w.:-]+)", re.I)
+_CONTROL = re.compile("[\0-\b\x0e-\x1f\x7f]")
 _HYPHEN = re.compile(r"(?<=[^\W\d_])-\n(?=[^\W\d_])")
 
 
 class UnreadableError(Exception):
     """A file cannot be read: one of a few reasons, such as "not UTF-8 text", and maybe details."""
+
+
+class NotUtf8Error(UnreadableError):
+    """A text is neither UTF-8 nor UTF-16."""
 
 
 class ExtractedText(NamedTuple):
@@ -39,12 +44,14 @@ class ExtractedText(NamedTuple):
         unit: What is counted: "line", "page" or "cell".
         starts: Where each line, page or cell begins in the text.
         headings: The headings, in the order of the text.
+        tables: The tables of Markdown; None for any other text.
     """
 
     text: str
     unit: str = ""
     starts: Sequence[int] = ()
     headings: Iterable[Heading] = ()
+    tables: Sequence[Table] | None = None
 
 
 def _joined(unit: str, parts: Sequence[str]) -> ExtractedText:
@@ -63,11 +70,25 @@ def to_text(content: bytes, encoding: str = "utf-8") -> str:
     try:
         text = content.decode(encoding).removeprefix("\ufeff")
     except ValueError:
-        name = "UTF-8" if encoding == "utf-8" else encoding
-        raise UnreadableError(f"not {name} text") from None
+        if encoding == "utf-8":
+            raise NotUtf8Error("not UTF-8 text") from None
+        raise UnreadableError(f"not {encoding} text") from None
     if "\0" in text:
         raise UnreadableError("with a NUL byte, so not text")
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def as_utf8(content: bytes) -> bytes | None:
+    """Return Latin-1 text, as Windows writes it, as UTF-8; None if it is probably something else.
+
+    Texts of other scripts have more letters beyond ASCII, and other files have control characters.
+    """
+    try:
+        text = content.decode("cp1252")
+    except ValueError:
+        return None
+    beyond = sum(each > "\x7f" for each in text)
+    return None if _CONTROL.search(text) or 3 * beyond > len(text) else text.encode()
 
 
 def read_text(content: bytes) -> ExtractedText:
@@ -82,32 +103,63 @@ def read_markdown(content: bytes) -> ExtractedText:
     found = read_text(content)
     matter = _FRONT_MATTER.match(found.text)
     if matter is None:
-        return found._replace(headings=_markdown_headings(found.text))
+        headings, tables = _marks(found.text)
+        return found._replace(headings=headings, tables=tables)
     end, title = matter.end(), _TITLE.search(matter[0])
     text = re.sub(r"[^\n]", " ", matter[0]) + found.text[end:]
-    titles = [Heading(end, end, title[2], level=0)] if title else []
-    return found._replace(text=text, headings=chain(titles, _markdown_headings(text)))
+    headings, tables = _marks(text)
+    if title:
+        headings.insert(0, Heading(end, end, title[2], level=0))
+    return found._replace(text=text, headings=headings, tables=tables)
 
 
 @lru_cache(maxsize=1)
 def _markdown_parser() -> Any:
     from markdown_it import MarkdownIt
 
-    parser = MarkdownIt("commonmark")
+    parser = MarkdownIt("commonmark").enable("table")
     parser.core.ruler.enableOnly(["normalize", "block"])
     return parser
 
 
-def _markdown_headings(text: str, start: int = 0) -> Iterator[Heading]:
-    """Yield the headings of Markdown that begins at a place of a text."""
+def _marks(text: str, start: int = 0) -> tuple[list[Heading], list[Table]]:
+    """Return the headings and tables of Markdown that begins at a place of a text."""
+    headings: list[Heading] = []
+    tables: list[Table] = []
     if len(text) > _MOST_MARKED:
-        return
+        return headings, tables
     lines = [start, *(start + found.end() for found in re.finditer("\n", text)), start + len(text)]
     for mark, content in pairwise(_markdown_parser().parse(text)):
         if mark.type == "heading_open" and mark.level == 0 and content.content:
             first, end = mark.map
             title, level = " ".join(content.content.split()), int(mark.tag[1])  # "h2"
-            yield Heading(lines[first], lines[end], title, level)
+            headings.append(Heading(lines[first], lines[end], title, level))
+        elif mark.type == "table_open":
+            first, end = mark.map
+            # Of the header, and of the line below it.
+            tables.append(Table(lines[first], lines[first + 2], lines[end]))
+    return headings, tables
+
+
+# A line of one character repeated, maybe the same line above, and the title above it.
+_RST_HEADING = re.compile(
+    r"(?:^(?P<over>([^\w\s])\2+)[ ]*\n)?^(?P<title>\S.*?)[ ]*\n(?P<under>([^\w\s])\5+)[ ]*$", re.M
+)
+
+
+def read_rst(content: bytes) -> ExtractedText:
+    """Read reStructuredText. Positions are lines."""
+    found, headings = read_text(content), []
+    styles: list[tuple[str, bool]] = []
+    for mark in _RST_HEADING.finditer(found.text):
+        over, title, under = mark["over"], mark["title"], mark["under"]
+        if len(under) < len(title) or over not in (None, under):
+            continue
+        style = (under[0], over is not None)
+        if style not in styles:  # The first is the outermost.
+            styles.append(style)
+        headings.append(Heading(mark.start(), mark.end(), title, 1 + styles.index(style)))
+    return found._replace(headings=headings)
 
 
 def read_html(content: bytes) -> ExtractedText:
@@ -118,9 +170,10 @@ def read_html(content: bytes) -> ExtractedText:
     Raises:
         UnreadableError: The page has another encoding, or is nested too deep.
     """
-    import trafilatura
-    from lxml import etree, html
-    from trafilatura.settings import use_config
+    with required("a page of HTML", UnreadableError, "rag"):
+        import trafilatura
+        from lxml import etree, html
+        from trafilatura.settings import use_config
 
     config = use_config()
     config["DEFAULT"]["min_extracted_size"] = "1"  # It drops the headings of shorter pages.
@@ -150,7 +203,11 @@ def read_html(content: bytes) -> ExtractedText:
         text = ""
     except RecursionError:
         raise UnreadableError("nested too deep") from None
-    return ExtractedText(text or "", headings=_markdown_headings(text or ""))
+    except Exception as error:
+        # A strange page raises ValueError, AttributeError and others.
+        raise UnreadableError("not a valid page", str(error) or type(error).__name__) from None
+    headings, tables = _marks(text or "")
+    return ExtractedText(text or "", headings=headings, tables=tables)
 
 
 # trafilatura leaves out text that stands directly in these, beside paragraphs.
@@ -213,7 +270,7 @@ def read_notebook(content: bytes) -> ExtractedText:
         raise UnreadableError("not a valid notebook", repr(error)) from None
     found = _joined("cell", sources)
     headings = (
-        _markdown_headings(source, start)
+        _marks(source, start)[0]
         for cell, source, start in zip(cells, sources, found.starts, strict=True)
         if cell.get("cell_type") == "markdown"
     )

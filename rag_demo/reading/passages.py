@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -29,21 +30,35 @@ class Heading(NamedTuple):
     level: int = 1
 
 
+class Table(NamedTuple):
+    """A table in a text: where its header and its other rows start, and where it stops."""
+
+    start: int
+    rows: int
+    stop: int
+
+
 class Passage(NamedTuple):
     """A passage of a text.
 
     Attributes:
         start, stop: Its place in the text, in characters.
         heading: The headings above it, from the outermost one: "Guide > Linux > Install".
+        header: The header of the table in which it begins.
     """
 
     start: int
     stop: int
     heading: str = ""
+    header: str = ""
 
 
 def cut(
-    text: str, size: int = PASSAGE_CHARS, overlap: int = 0, headings: Iterable[Heading] = ()
+    text: str,
+    size: int = PASSAGE_CHARS,
+    overlap: int = 0,
+    headings: Iterable[Heading] = (),
+    tables: Sequence[Table] | None = None,
 ) -> Iterator[Passage]:
     """Cut a text into passages. Nothing but spaces is left out, and time is linear in the text.
 
@@ -52,6 +67,8 @@ def cut(
         size: Characters of a passage, at most.
         overlap: Characters that a passage shares with the one before, at most.
         headings: The headings in the order of the text. Each begins a new passage.
+        tables: The tables of Markdown, in which lists, code and tables are kept together where
+            they fit; None for any other text.
     """
     text = text.encode("utf-8", "replace").decode()  # The splitter refuses lone surrogates.
     for start, body, stop, heading in _sections(text, headings):
@@ -59,12 +76,18 @@ def cut(
             body = start
         # A heading is not left alone: it is put before the first piece.
         begin = start if body > start else None
-        splitter = _splitter(size - (body - start), overlap)
+        splitter = _splitter(size - (body - start), overlap, tables is not None)
         while body < stop:
             end = _end_of_block(text, body, stop)
             for offset, piece in splitter.chunk_indices(text[body:end]):
                 first = body + offset
-                yield Passage(first if begin is None else begin, first + len(piece), heading)
+                table = bisect_right(tables or (), first, key=lambda each: each.rows) - 1
+                header = ""
+                if tables and table >= 0 and first < tables[table].stop:
+                    header = text[tables[table].start : tables[table].rows]
+                    header = header if len(header) <= size // 2 else ""
+                begin = first if begin is None else begin
+                yield Passage(begin, first + len(piece), heading, header)
                 begin = None
             body = end
         if begin is not None:
@@ -105,10 +128,11 @@ def _end_of_block(text: str, start: int, stop: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _splitter(size: int, overlap: int) -> Any:
-    from semantic_text_splitter import TextSplitter
+def _splitter(size: int, overlap: int, is_markdown: bool) -> Any:
+    from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
-    return TextSplitter(size, min(overlap, size - 1))
+    splitter = MarkdownSplitter if is_markdown else TextSplitter
+    return splitter(size, min(overlap, size - 1))
 
 
 def with_title(text: str, title: object) -> str:

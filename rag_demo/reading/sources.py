@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import fnmatch
 import hashlib
 import io
 import json
 import os
+import re
 import stat
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -30,9 +33,11 @@ _TOO_LARGE = f"of more than {_MOST_BYTES >> 20} MB"
 _NEVER_READ = frozenset({"__pycache__", "node_modules"})
 _NAMES = 10  # that are listed for a reason
 Skip = Callable[..., None]  # see `Skipped.add`
-_LINES = (".jsonl", ".ndjson")
+_RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
 _READERS = {
-    **dict.fromkeys(("", ".txt", ".text", ".py", ".rst"), formats.read_text),
+    **dict.fromkeys(("", ".txt", ".text", ".py"), formats.read_text),
+    ".rst": formats.read_rst,
     **dict.fromkeys((".md", ".markdown"), formats.read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), formats.read_html),
     ".ipynb": formats.read_notebook,
@@ -41,7 +46,18 @@ _READERS = {
 
 
 class Skipped(dict[str, list[str]]):
-    """The first names of what was skipped, by reason; an empty name for each of the others."""
+    """The first names of what was skipped, by reason; an empty name for each of the others.
+
+    Attributes:
+        latin: The names of files that were read as Latin-1, because they are not UTF-8.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latin: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(len(self) or self.latin)
 
     def add(self, name: str, reason: str, detail: object = "") -> None:
         """Record something that was skipped.
@@ -57,11 +73,14 @@ class Skipped(dict[str, list[str]]):
 
     def __str__(self) -> str:
         """Return one line with all reasons."""
-        parts = []
-        for reason, names in sorted(self.items()):
-            shown = names[:_NAMES] + ["..."] * (len(names) > _NAMES)
-            parts.append(f"{len(names)} {reason} ({', '.join(shown)})")
-        return f"skipped {sum(map(len, self.values()))}: {'; '.join(parts)}"
+        parts = [f"{len(names)} {reason} ({_listed(names)})" for reason, names in self.items()]
+        skipped = f"skipped {sum(map(len, self.values()))}: {'; '.join(sorted(parts))}"
+        latin = f"read as Latin-1, because they are not UTF-8: {_listed(self.latin)}"
+        return "; ".join([skipped] * bool(parts) + [latin] * bool(self.latin))
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_NAMES] + ["..."] * (len(names) > _NAMES))
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,7 @@ class Reading:
         as_text: Patterns for files of any type that are read as plain text.
         chunk_size: Characters of a passage, at most.
         chunk_overlap: Characters that a passage shares with the one before, at most.
-        text_field: The field of JSON lines that has the text.
+        text_field: The field of JSON, or the column of a table, that has the text.
         on_read: Called with the full path of each file that was read to its end.
     """
 
@@ -96,11 +115,11 @@ def read_source(source: str, skipped: Skipped, reading: Reading = _DEFAULT) -> I
 
     Time and memory are linear in the size of a file, which is at most `_MOST_BYTES`. JSON lines are
     read one by one. In a folder, an unreadable file is skipped; a source that is an unreadable
-    file is an error.
+    file is an error. Links are followed in the name of the source, and below it only to files.
 
     Args:
-        source: A folder; a file of text, Markdown, reStructuredText, Python, HTML or JSON lines,
-            a notebook or a PDF; or `STDIN`, for text or JSON lines.
+        source: A folder; a file of text, Markdown, reStructuredText, Python, HTML, JSON lines,
+            JSON or CSV, a notebook or a PDF; or `STDIN`, for text or JSON lines.
         skipped: Records what was skipped.
         reading: Options.
 
@@ -111,15 +130,15 @@ def read_source(source: str, skipped: Skipped, reading: Reading = _DEFAULT) -> I
         SourceError: The source is missing or of an unsupported type, or a JSON line is invalid.
     """
     if source == STDIN:
-        return _read_stdin(reading)
+        return _read_stdin(reading, skipped)
     path = Path(source)
     if not source or not path.exists():
         raise SourceError(f"'{source}' does not exist; name a folder or a file")
     if not path.is_dir():
-        return _read_file(path, path.name, _refuse, reading)
+        return _read_file(path, path.name, _refuse, skipped, reading)
     ids: dict[str, str] = {}
-    files = _find_files(path, skipped, reading)
-    found = (_read_file(file, name, skipped.add, reading, ids) for file, name in files)
+    files = _find_files(path.resolve(), skipped, reading)
+    found = (_read_file(file, name, skipped.add, skipped, reading, ids) for file, name in files)
     return chain.from_iterable(found)
 
 
@@ -128,7 +147,12 @@ def _refuse(name: str, reason: str, detail: object = "") -> None:
 
 
 def _read_file(
-    path: Path, name: str, skip: Skip, reading: Reading, ids: dict[str, str] | None = None
+    path: Path,
+    name: str,
+    skip: Skip,
+    skipped: Skipped,
+    reading: Reading,
+    ids: dict[str, str] | None = None,
 ) -> Iterator[Document]:
     """Read a file, and call ``skip`` for what cannot be read.
 
@@ -136,25 +160,29 @@ def _read_file(
         path: The file.
         name: Its name in the folder.
         skip: See `Skipped.add`.
+        skipped: Records what is read as Latin-1.
         reading: Options.
-        ids: See `_read_lines`; None for a file that is itself the source.
+        ids: See `_read_records`; None for a file that is itself the source.
     """
-    place, suffix = full_path(path), path.suffix.lower()
-    if matches(name, reading.as_text) or (suffix not in (*_READERS, *_LINES) and reading.include):
+    # In a folder, only the folder's own name is resolved, because that asks the disk.
+    place, suffix = str(path if ids is not None else path.resolve()), path.suffix.lower()
+    known = (*_READERS, *_RECORDS)
+    if matches(name, reading.as_text) or (suffix not in known and reading.include):
         suffix = ".txt"
-    # Lines of a single file belong to no file: another one with an id replaces it.
-    owner = None if suffix in _LINES and ids is None else place
+    # Records of a single file belong to no file: another one with an id replaces it.
+    owner = None if suffix in _RECORDS and ids is None else place
     try:
         place.encode()
-        if suffix not in (*_READERS, *_LINES):
+        if suffix not in known:
             raise formats.UnreadableError("of an unsupported type")
         if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait.
             raise formats.UnreadableError("not a regular file")
         with path.open("rb") as file:
             found: Iterable[Document]
-            if suffix in _LINES:
-                found = _read_lines(file, name, skip, reading, {} if ids is None else ids)
-            elif not (found := list(_read_passages(file, name, suffix, reading))):
+            if suffix in _RECORDS:
+                records = _records_of(file, suffix, reading.text_field, name, skipped)
+                found = _read_records(records, name, skip, reading, {} if ids is None else ids)
+            elif not (found := list(_read_passages(file, name, suffix, reading, skipped))):
                 skip(name, "without text")
             for document in found:
                 yield document._replace(metadata={"path": place, **document.metadata}, file=owner)
@@ -169,9 +197,24 @@ def _read_file(
             reading.on_read(place)
 
 
-def _read_passages(file: IO[bytes], name: str, suffix: str, reading: Reading) -> Iterator[Document]:
-    text, unit, starts, headings = _READERS[suffix](read_bytes(file))
-    for start, stop, heading in cut(text, reading.chunk_size, reading.chunk_overlap, headings):
+def _decoded(read: Callable[[bytes], Any], file: IO[bytes], name: str, skipped: Skipped) -> Any:
+    """Return what ``read`` makes of a file; of Latin-1 made UTF-8, if it must be."""
+    content = read_bytes(file)
+    try:
+        return read(content)
+    except formats.NotUtf8Error:
+        if (text := formats.as_utf8(content)) is None:
+            raise
+        skipped.latin.append(name)
+        return read(text)
+
+
+def _read_passages(
+    file: IO[bytes], name: str, suffix: str, reading: Reading, skipped: Skipped
+) -> Iterator[Document]:
+    text, unit, starts, headings, tables = _decoded(_READERS[suffix], file, name, skipped)
+    size, overlap = reading.chunk_size, reading.chunk_overlap
+    for start, stop, heading, header in cut(text, size, overlap, headings, tables):
         metadata: dict[str, Any] = {"source": name, "start": start, "stop": stop}
         if unit:
             metadata[unit] = bisect_right(starts, start)
@@ -179,36 +222,97 @@ def _read_passages(file: IO[bytes], name: str, suffix: str, reading: Reading) ->
             metadata["last_page"] = last
         if heading:
             metadata["title"] = heading
-        yield Document(f"{name}#{start}", text[start:stop], metadata)
+        yield Document(f"{name}#{start}", header + text[start:stop], metadata)
 
 
-def _read_lines(
-    file: IO[bytes], name: str, skip: Skip, reading: Reading, ids: dict[str, str]
+Record = tuple[int, Any]
+"""A record, or the ValueError that tells why it cannot be read, with the number of its line."""
+
+
+def _records_of(
+    file: IO[bytes], suffix: str, field: str, name: str, skipped: Skipped
+) -> Iterator[Record]:
+    if suffix in (".csv", ".tsv"):
+        return _csv_rows(_decoded(formats.to_text, file, name, skipped), field)
+    if suffix == ".json":
+        return iter(_decoded(partial(_json_items, field=field), file, name, skipped))
+    return _json_lines(file)
+
+
+def _json_lines(file: IO[bytes]) -> Iterator[Record]:
+    for number, line in enumerate(iter(lambda: file.readline(_MOST_BYTES + 1), b""), start=1):
+        if len(line) > _MOST_BYTES:
+            raise formats.UnreadableError(f"with a line {_TOO_LARGE}")
+        line = line.removeprefix(codecs.BOM_UTF8)
+        if line.strip():
+            try:
+                yield number, json.loads(line.decode())
+            except (ValueError, RecursionError) as error:
+                yield number, ValueError(f"not JSON: {error}")
+
+
+def _json_items(content: bytes, field: str) -> list[Record]:
+    """Return the objects of a list in JSON; most JSON files hold something else."""
+    try:
+        found = json.loads(formats.to_text(content))
+    except (ValueError, RecursionError) as error:
+        raise formats.UnreadableError("not valid JSON", error) from None
+    items = found if isinstance(found, list) else [found]
+    if not any(isinstance(each, dict) and field in each for each in items):
+        raise _without(field)
+    return list(enumerate(items, start=1))
+
+
+def _csv_rows(text: str, field: str) -> Iterator[Record]:
+    """Yield the rows of a table with a line of names. Cells that look like numbers are numbers."""
+    head = text.partition("\n")[0]
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
+    try:
+        if field not in (rows.fieldnames or ()):
+            raise _without(field)
+        line, texts = 2, (field, "id", "_id", "title")
+        for row in rows:
+            yield (
+                line,
+                {
+                    name: json.loads(cell)
+                    if name not in texts and _NUMBER.fullmatch(cell)
+                    else cell
+                    for name, cell in row.items()
+                    if name and cell
+                },
+            )
+            line = rows.line_num + 1
+    except csv.Error as error:
+        raise formats.UnreadableError("not a valid table", error) from None
+
+
+def _without(field: str) -> formats.UnreadableError:
+    return formats.UnreadableError(f'without a field "{field}" (another one: --text-field)')
+
+
+def _read_records(
+    records: Iterable[Record], name: str, skip: Skip, reading: Reading, ids: dict[str, str]
 ) -> Iterator[Document]:
-    """Yield the documents of lines, which are read one by one.
+    """Yield the documents of records.
 
     ``title`` is put before the text. ``id`` or ``_id``, a string or a number, is the document's id;
-    a line without an id has the id "NAME#NUMBER". All other fields are metadata.
+    a record without an id has the id "NAME#NUMBER". All other fields are metadata.
 
     Args:
-        file: The lines.
+        records: The records.
         name: The name of the file, for the metadata's ``source``.
-        skip: Called for a line that is not a document.
+        skip: Called for a record that is not a document.
         reading: Options.
         ids: The ids of the source, each with the name of its file. An id that an earlier file has
             gets a "~" at its end.
 
     Raises:
-        UnreadableError: A line has more than `_MOST_BYTES`.
+        UnreadableError: The file cannot be read any further.
     """
-    for number, line in enumerate(iter(lambda: file.readline(_MOST_BYTES + 1), b""), start=1):
-        if len(line) > _MOST_BYTES:
-            raise formats.UnreadableError(f"with a line {_TOO_LARGE}")
-        line = line.removeprefix(codecs.BOM_UTF8)
-        if not line.strip():
-            continue
+    for number, record in records:
         try:
-            document = _document(line, number, reading.text_field, name)
+            document = _document(record, number, reading.text_field, name)
             unique = document.id
             while ids.get(unique, name) != name:
                 unique += "~"
@@ -221,11 +325,9 @@ def _read_lines(
             yield document._replace(id=unique)
 
 
-def _document(line: bytes, number: int, text_field: str, name: str) -> Document:
-    try:
-        record = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
+def _document(record: Any, number: int, text_field: str, name: str) -> Document:
+    if isinstance(record, ValueError):
+        raise record
     if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
         raise ValueError(
             f'expected an object with a string "{text_field}", got {short_repr(record)}; '
@@ -245,17 +347,17 @@ def _document(line: bytes, number: int, text_field: str, name: str) -> Document:
     return Document(name, text, metadata)
 
 
-def _read_stdin(reading: Reading) -> Iterator[Document]:
+def _read_stdin(reading: Reading, skipped: Skipped) -> Iterator[Document]:
     """Read JSON lines if standard input begins with "{", else one text."""
     stdin: Any = sys.stdin.buffer
     try:
         if stdin.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-            yield from _read_lines(stdin, "stdin", _refuse, reading, {})
+            yield from _read_records(_json_lines(stdin), "stdin", _refuse, reading, {})
             return
         content = read_bytes(stdin)
         # The name depends on the content, so that another text gets another name.
         name = f"stdin-{hashlib.sha256(content).hexdigest()[:8]}"
-        for document in _read_passages(io.BytesIO(content), name, ".md", reading):
+        for document in _read_passages(io.BytesIO(content), name, ".md", reading, skipped):
             yield document._replace(file=name)
     except formats.UnreadableError as error:
         _refuse("standard input", *error.args)
@@ -300,11 +402,6 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     """Tell whether a relative path, or its last part, matches a shell pattern."""
     names = name, name.rpartition("/")[2]
     return any(fnmatch.fnmatch(each, pattern) for each in names for pattern in patterns)
-
-
-def full_path(path: str | Path) -> str:
-    """Return the absolute path of a file, without following links."""
-    return os.path.abspath(path)  # noqa: PTH100  (resolve() asks the disk about each folder)
 
 
 def read_bytes(file: IO[bytes]) -> bytes:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rag_demo.errors import RagDemoError
-from rag_demo.places import as_place
+from rag_demo.stores.address import as_place
 from torch_utils import ModelHost
 
 __all__ = ["Limits", "Settings", "is_loopback", "read_tokens"]

@@ -74,7 +74,16 @@ def encode(value: Any) -> Encoded:
         return TEXT, value
     if value is None:
         return NULL, 0
-    return JSON, json.dumps(value, sort_keys=True)
+    return JSON, json.dumps(_with_few_kinds(value), sort_keys=True)
+
+
+def _with_few_kinds(value: Any) -> Any:
+    """Return a value in which equal numbers have one spelling."""
+    if isinstance(value, dict):
+        return {key: _with_few_kinds(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_few_kinds(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def parse_filter(where: Mapping[str, Any] | Group, depth: int = 0) -> Group:

@@ -435,11 +435,14 @@ def open_writer(
         IndexFileError: The folder holds something else, cannot be written, or another process
             is writing into it; or the index is damaged.
     """
+    is_new = not folder.exists()
     with index_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, descriptor)
+        if is_new:
+            stack.callback(_remove_empty, folder)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A killed process loses it.
         except BlockingIOError:
@@ -458,6 +461,11 @@ def open_writer(
         with contextlib.suppress(*ignored):
             writer.open(check=check)
         yield writer
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # It holds an index.
+        folder.rmdir()
 
 
 class IndexWriter:

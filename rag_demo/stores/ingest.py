@@ -25,6 +25,7 @@ from rag_demo.errors import short_repr
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import passages_of, with_title
 from rag_demo.searching import check_chunks, check_documents
+from rag_demo.stores.address import as_place
 from rag_demo.stores.index_folder import open_writer, read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
@@ -171,7 +172,7 @@ def ingest(
             as it was after the last commit.
     """
     check_language(language or "none")
-    place: Any = folder if not isinstance(folder, str) or "://" in folder else Path(folder)
+    place = as_place(folder)
     opened: AbstractContextManager[Any]
     if isinstance(place, Path):
         may_start_over = replace
@@ -180,9 +181,8 @@ def ingest(
         may_start_over = may_start_over and files is None  # Then these documents are all.
         opened = open_writer(place, start_over=may_start_over, check=True)
     else:
-        from rag_demo.stores.postgres import PostgresStore, PostgresUrl
+        from rag_demo.stores.postgres import PostgresStore
 
-        place = PostgresUrl.parse(place) if isinstance(place, str) else place
         opened = PostgresStore(place)
     with exit_on_sigterm(), opened as writer:
         known = writer.manifest

@@ -6,10 +6,11 @@ import contextlib
 import itertools
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, open_writer, temporary_documents
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import TextIndex, best_span, check_language
-from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, check_dimension
+from rag_demo.vectors import Mask, Pairs, Rows, Scores, Vectors, check_dimension, exact_scores
 from torch_utils import ResourceClosedError, clear_exception_frames
 
 
@@ -329,11 +330,19 @@ class LocalStore:
 
 
 class Hit(NamedTuple):
-    """A document that a search has found: its number, its score, and the row of that score."""
+    """A document that a search has found.
+
+    Attributes:
+        id: Its number.
+        score: Its score.
+        row: The row of that score.
+        scores: See `rag_demo.searching.SearchResult`.
+    """
 
     id: int
     score: float
     row: int
+    scores: Mapping[str, float] = MappingProxyType({})
 
 
 Hits = list[list[tuple[int, float, int]]]
@@ -355,9 +364,11 @@ def search(snapshot: Snapshot, request: SearchRequest) -> list[list[SearchResult
             mask = None if count == len(allowed) else allowed
             found = _by_vectors(snapshot, vectors, mask, min(depth, count))
         is_fused = request.mode == "hybrid"
-        return [list(map(Hit._make, each)) for each in found] if is_fused else found
+        return [list(itertools.starmap(Hit, each)) for each in found] if is_fused else found
 
-    return _results(snapshot, queries, by_mode(request, best, snapshot.order_of))
+    nearest = partial(_nearest, snapshot, cast(Vectors, vectors))  # A hybrid search has some.
+    found = by_mode(request, best, nearest, snapshot.order_of)
+    return _results(snapshot, queries, request.mode, found)
 
 
 def _by_vectors(snapshot: Snapshot, queries: Vectors, allowed: Mask | None, wanted: int) -> Hits:
@@ -399,6 +410,21 @@ def _by_words(snapshot: Snapshot, queries: Sequence[str], allowed: Mask, top_k: 
     return found
 
 
+def _nearest(snapshot: Snapshot, queries: Vectors, pairs: list[tuple[int, int]]) -> list[Hit]:
+    """Return for each pair of a query and a document the document's best row."""
+    query, numbers = np.asarray(pairs, np.int64).T
+    rows = np.flatnonzero(np.isin(snapshot.owners, numbers))
+    rows = rows[np.argsort(snapshot.owners[rows], kind="stable")]
+    owners = snapshot.owners[rows]
+    first, stop = np.searchsorted(owners, numbers), np.searchsorted(owners, numbers, "right")
+    pair = np.repeat(np.arange(len(pairs)), stop - first)
+    rows = rows[np.concatenate(list(map(np.arange, first, stop)))]
+    scores = exact_scores(snapshot.vectors.take, queries, query[pair], rows)
+    order = np.lexsort((rows, -scores, pair))
+    best = order[np.searchsorted(pair, np.arange(len(pairs)))]
+    return list(map(Hit, numbers.tolist(), scores[best].tolist(), rows[best].tolist()))
+
+
 def _best(query: Rows, items: Rows, scores: Scores, count: int, order_of: Order) -> Rows:
     """Return the places of the best items, query by query. Equal scores are ordered by id."""
     order = np.lexsort((-scores, query))
@@ -415,23 +441,25 @@ def _best(query: Rows, items: Rows, scores: Scores, count: int, order_of: Order)
     return best
 
 
-def _results(snapshot: Snapshot, queries: Sequence[str], found: Hits) -> list[list[SearchResult]]:
+def _results(
+    snapshot: Snapshot, queries: Sequence[str], mode: str, found: Any
+) -> list[list[SearchResult]]:
     hits = [hit for each in found for hit in each]
     if not hits:
         return [[] for _ in queries]
-    numbers, scores, rows = zip(*hits, strict=True)
+    numbers, scores, rows, *of_parts = zip(*hits, strict=True)
     names, texts, metadata, _ = snapshot.documents.columns(numbers)
+    parts: Iterable[Any] = of_parts[0] if of_parts else ({mode: score} for score in scores)
     starts, stops = snapshot.spans[np.asarray(rows)].T.tolist()
     passages = [(a, b) if b else None for a, b in zip(starts, stops, strict=True)]
-    if min(rows) < 0:  # Words have found some.
+    if mode == "bm25":
         owners = snapshot.owners
-        parts = np.flatnonzero(np.isin(owners, numbers) & (snapshot.spans[:, 1] > 0))
+        cut = np.flatnonzero(np.isin(owners, numbers) & (snapshot.spans[:, 1] > 0))
         asked = [query for query, each in zip(queries, found, strict=True) for _ in each]
-        for n, (number, _, row) in enumerate(hits):
-            if row < 0:
-                known = snapshot.spans[parts[owners[parts] == number]].tolist()
-                passages[n] = best_span(asked[n], texts[n], known, snapshot.words.language)
+        for n, number in enumerate(numbers):
+            known = snapshot.spans[cut[owners[cut] == number]].tolist()
+            passages[n] = best_span(asked[n], texts[n], known, snapshot.words.language)
     places = [place for each in found for place in range(1, len(each) + 1)]
-    fields = zip(places, scores, names, texts, metadata, passages, strict=True)
+    fields = zip(places, scores, names, texts, metadata, passages, parts, strict=True)
     results = map(partial(tuple.__new__, SearchResult), fields)  # Faster than calls.
     return [list(itertools.islice(results, len(each))) for each in found]

@@ -36,7 +36,7 @@ from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores import filters
 from rag_demo.stores.index_folder import Manifest
 from rag_demo.stores.store import EmbeddedBatch, no_vectors
-from rag_demo.stores.words import best_span, stems_of
+from rag_demo.stores.words import best_span, query_terms, stems_of
 from rag_demo.vectors import Vectors, check_dimension, exact_scores, rounding
 from torch_utils import Resource, closes_on_error
 
@@ -142,6 +142,10 @@ SELECT d.id, v.start, v.stop, vector_send(v.embedding), c.distance FROM (
     WHERE <where> ORDER BY distance LIMIT %s) c
 JOIN {vectors} v USING (document, place) JOIN {documents} d ON d.number = v.document
 ORDER BY c.distance, v.place
+"""
+_VECTORS_OF = """
+SELECT d.id, v.start, v.stop, vector_send(v.embedding) FROM {documents} d
+JOIN {vectors} v ON v.document = d.number WHERE d.id = %s ORDER BY v.place
 """
 _KEYS = """
 WITH RECURSIVE found (key, value) AS (SELECT each.* FROM {documents}, jsonb_each(facts) each
@@ -438,7 +442,15 @@ class PostgresStore(Resource):
                 check_dimension(vectors, state.dimension)
                 return [self._near(run, vector, within, depth) for vector in vectors]
 
-            found = by_mode(request, best)
+            def nearest(pairs: list[tuple[int, str]]) -> list[SearchResult]:
+                assert vectors is not None
+                hits = []
+                for n, name in pairs:
+                    rows = run(_VECTORS_OF, name).fetchall()
+                    hits.append(_best_of_each(rows, vectors[n])[0])
+                return hits
+
+            found = by_mode(request, best, nearest)
             return [_described(run, *each) for each in zip(texts, found, strict=True)]
 
     def _near(self, run: _Run, query: Vectors, within: _Clause, top_k: int) -> list[SearchResult]:
@@ -513,10 +525,13 @@ class PostgresStore(Resource):
 
 
 def _by_words(run: _Run, text: str, within: _Clause, top_k: int) -> list[SearchResult]:
-    words, (clause, values) = Counter(stems_of(text, _LANGUAGE, is_query=True)), within
+    words, (clause, values) = query_terms(text, _LANGUAGE), within
     parameters = [list(words), list(words.values()), *values, top_k, top_k]
     rows = run(_WORDS.replace("<where>", clause), *parameters)
-    return [SearchResult(0, float(score), name, "") for name, score in rows]
+    return [
+        SearchResult(0, float(score), name, "", scores={"bm25": float(score)})
+        for name, score in rows
+    ]
 
 
 def _best_of_each(rows: Sequence[Any], query: Vectors) -> list[SearchResult]:
@@ -526,8 +541,9 @@ def _best_of_each(rows: Sequence[Any], query: Vectors) -> list[SearchResult]:
     scores = exact_scores(vectors.__getitem__, query[None], np.zeros_like(places), places).tolist()
     best: dict[str, SearchResult] = {}
     for place in sorted(places.tolist(), key=lambda place: (-scores[place], rows[place][0])):
-        name, start, stop, *_ = rows[place]
-        best.setdefault(name, SearchResult(0, scores[place], name, "", passage=(start, stop)))
+        (name, start, stop, *_), score = rows[place], scores[place]
+        hit = SearchResult(0, score, name, "", passage=(start, stop), scores={"dense": score})
+        best.setdefault(name, hit)
     return list(best.values())
 
 
@@ -539,5 +555,7 @@ def _described(run: _Run, query: str, hits: Sequence[SearchResult]) -> list[Sear
         text, metadata, spans = known[hit.id]
         found = hit.passage or best_span(query, text, spans, _LANGUAGE)
         passage = found if found and found[1] else None
-        results.append(SearchResult(rank, hit.score, hit.id, text, json.loads(metadata), passage))
+        results.append(
+            hit._replace(rank=rank, text=text, metadata=json.loads(metadata), passage=passage)
+        )
     return results

@@ -11,6 +11,7 @@ points of Hebrew and Arabic are left out, because most texts omit them. Time is 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import operator
 import os
@@ -22,6 +23,7 @@ import threading
 import unicodedata
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -125,6 +127,7 @@ log = logging.getLogger("rag_demo")
 
 _MEMORY_BYTES = 16 << 20  # that tantivy collects before it writes
 _FEWEST_HITS = 128
+_MOST_TERMS = 1024  # of a query; more take seconds in a large index
 
 
 class WordsFolder(NamedTuple):
@@ -275,10 +278,11 @@ class TextIndex:
         """
         import tantivy
 
-        terms = [
-            (tantivy.Occur.Should, tantivy.Query.term_query(_schema(), "words", stem, "freq"))
-            for stem in stems_of(query, self.language, is_query=True)
-        ]
+        terms = []
+        for stem, count in query_terms(query, self.language).items():
+            term = tantivy.Query.term_query(_schema(), "words", stem, "freq")
+            term = tantivy.Query.boost_query(term, count) if count > 1 else term
+            terms.append((tantivy.Occur.Should, term))
         parsed, searcher = tantivy.Query.boolean_query(terms), self._index.searcher()
         limit, available = max(_FEWEST_HITS, 2 * top_k), max(1, searcher.num_docs)
         while True:
@@ -327,11 +331,17 @@ def stems_of(text: str, language: str, *, is_query: bool = False) -> list[str]:
     return [stem(word) for word in words if word not in stop_words]
 
 
+def query_terms(query: str, language: str) -> Counter[str]:
+    """Return the stems of a query, the first `_MOST_TERMS` different ones, with their counts."""
+    stems = Counter(stems_of(query, language, is_query=True))
+    return Counter(dict(itertools.islice(stems.items(), _MOST_TERMS)))
+
+
 def best_span(
     query: str, text: str, spans: Sequence[Sequence[int]], language: str
 ) -> tuple[int, int] | None:
     """Return the passage with most words of a query; None without passages."""
-    words = stems_of(query, language, is_query=True)
+    words = query_terms(query, language)
     counts = [sum(stem in words for stem in stems_of(text[a:b], language)) for a, b in spans]
     start, stop = spans[int(np.argmax(counts))] if spans else (0, 0)
     return (start, stop) if stop else None

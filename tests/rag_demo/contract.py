@@ -31,6 +31,7 @@ from rag_demo import (
     Retriever,
     embed,
 )
+from rag_demo.searching import RANK_CONSTANT
 from tests.support.programs import assert_clean, run_forked
 from tests.support.small_collections import DIMENSION, Hashed, are_nearest, text_of, vector_of
 from tests.support.waiting import wait_for
@@ -285,11 +286,44 @@ def check_hybrid_search_weighs_both_rankings(place: Place) -> None:
             scores: dict[str, float] = {}
             for mode, weight in zip(ranks, weights, strict=True):
                 for name, rank in ranks[mode].items() if weight else ():
-                    scores[name] = scores.get(name, 0.0) + weight / (60 + rank)
+                    scores[name] = scores.get(name, 0.0) + weight / (RANK_CONSTANT + rank)
             best = sorted(scores, key=lambda name: (-scores[name], name))[:20]
             results = retriever.search(QUERY, 20, weights=weights)
             assert [each.id for each in results] == best, weights
             assert [each.score for each in results] == pytest.approx([scores[n] for n in best])
+
+
+def check_results_tell_what_their_score_was_made_from(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        retriever.add([f"filler {n} of {text_of(n)}" for n in range(300)])
+        add(retriever)
+        long = " ".join(["something else"] * 200)
+        retriever.add([f"{long} {QUERY} zebra {long}", "zebra"], ids=["long", "short"])
+        for query in (QUERY, "zebra"):
+            parts = {mode: {each.id: each for each in retriever.search(query, 1000, mode=mode)}
+                     for mode in ("dense", "bm25")}  # fmt: skip
+            for mode, results in parts.items():
+                assert all(each.scores == {mode: each.score} for each in results.values())
+            for each in retriever.search(query, 20, weights=(0.1, 1.0)):
+                assert each.scores == {
+                    mode: found[each.id].score for mode, found in parts.items() if each.id in found
+                }
+                assert each.passage == parts["dense"][each.id].passage
+
+
+def check_equal_numbers_in_lists_are_equal(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        retriever.add(["a", "b"], [{"size": [1, 2]}, {"size": [1.5, {"n": 2.0}]}], ["a", "b"])
+        for wanted, names in (([1.0, 2], ["a"]), ([1, 2.0], ["a"]), ([1.5, {"n": 2}], ["b"])):
+            found = retriever.documents({"size": {"$eq": wanted}})
+            assert [each.id for each in found] == names, wanted
+
+
+def check_huge_query_is_answered(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        add(retriever)
+        query = " ".join(["number7"] * 50 + [f"unknown{n}" for n in range(20_000)])
+        assert retriever.search(query, 1, mode="bm25")[0].id == "d07"
 
 
 def check_chosen_ids_differ(place: Place) -> None:

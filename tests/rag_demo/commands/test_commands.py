@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
+from rag_demo.commands.evaluate import QUESTIONS
 from tests.support.programs import ROOT, assert_clean, run
 from tests.support.rag_command import (
     Terminal,
@@ -24,6 +25,7 @@ from tests.support.rag_command import (
     texts,
     write_lines,
 )
+from tests.support.tiny_model import write_tiny_reranker
 from torch_utils import SafePyTorchCleanup
 
 TINY = ["--model"]
@@ -58,12 +60,12 @@ def test_index_says_how_many_texts_there_are_and_what_was_skipped(
     source: Path, tmp_path: Path
 ) -> None:
     (source / "x.bin").write_bytes(b"\0")
-    (source / "latin.txt").write_bytes(b"caf\xe9 is not UTF-8, so this is passed over")
+    (source / "binary.txt").write_bytes(b"caf\x81 is no text, so this is passed over")
     command: tuple[str | Path, ...] = ("index", source, "--out", tmp_path / "i", *TINY)
     result = rag_demo(*command)
     assert result.stdout.startswith(f"indexed {len(texts(tmp_path / 'i'))} texts of ")
     assert result.stderr.startswith("rag-demo: skipped 2: ")
-    assert "1 not UTF-8 text (latin.txt)" in result.stderr
+    assert "1 not UTF-8 text (binary.txt)" in result.stderr
     assert "1 of an unsupported type (x.bin)" in result.stderr
     assert "unchanged" not in result.stdout
     assert "unchanged" in succeed(*command)
@@ -204,6 +206,7 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         ("index", tmp_path / "nowhere", "--out", out): ("nowhere' does not exist",),
         ("index", empty, "--out", out): ("empty", "holds no text"),
         ("index", index.parent / "source", "--out", tmp_path): ("is not an index",),
+        ("index", index.parent / "source", "--out", out, "--device", "nope"): ("cannot be used",),
         ("search", tmp_path / "nowhere", "q"): ("no index in", "nowhere'", "rag-demo index"),
         ("search", index, "q", "--model", "all-MiniLM-L6-v2"): ("all-MiniLM-L6-v2", "tiny"),
         ("search", index, "q", "--top-k", "0"): ("--top-k", "0 is not in the range x>=1"),
@@ -250,6 +253,8 @@ def test_conditions_that_nothing_can_fulfil_are_explained(index: Path) -> None:
     for command, condition, message in (
         ("search", "nosuch=1", "no document has the metadata key 'nosuch'; the keys are: $id, "),
         ("delete", "yaer=1", "no document has the metadata key 'yaer'; the keys are: $id, "),
+        ("search", "year>=abc", "no document has a text as 'year', to compare with 'abc'"),
+        ("search", "source<3", "no document has a number as 'source', to compare with 3"),
     ):
         question = ["Paris", "--mode", "bm25"] if command == "search" else []
         result = rag_demo(command, index, *question, "--where", condition)
@@ -341,6 +346,21 @@ def test_answers_of_an_index_are_judged(small: Path, tmp_path: Path, tiny_model:
     assert "small, hybrid, 1 questions" in succeed("evaluate", small, "--index", one)
 
 
+@pytest.mark.slow
+def test_judged_answers_may_be_reranked_and_weighed(
+    small: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    other = "the capital of france the capital of france"
+    one = make_index(tmp_path / "one", tiny_model, ("d1", "france"), ("d2", other))
+    reranker = write_tiny_reranker(tmp_path / "reranker", "capital of france", ["france", other])
+    by_mode = [
+        metrics(small, "--index", one, "--mode", mode)["MRR@10"] for mode in ("dense", "bm25")
+    ]
+    for weights, expected in zip((("1", "0"), ("0", "1")), by_mode, strict=True):
+        assert metrics(small, "--index", one, "--weights", *weights)["MRR@10"] == expected
+    assert metrics(small, "--index", one, "--rerank", reranker)["Recall@100"] == 1
+
+
 def test_document_with_the_id_of_the_query_is_dropped(tmp_path: Path, tiny_model: Path) -> None:
     """Grades count, and a document at the second place gives less than the best."""
     texts = [(name, "capital of france") for name in ("q1", "a", "b")]
@@ -406,6 +426,9 @@ def test_demo_answers_from_a_folder_and_releases_its_model() -> None:
     assert_clean(result)
     assert f"passages of {docs}" in result.stdout and question in result.stdout
     assert "frameworks.md" in result.stdout
+    result = run("from rag_demo.cli import main; main()", "demo", str(docs), "--top-k", "3")
+    answers = result.stdout.partition(QUESTIONS[1])[0]
+    assert "safe_cuda_empty_cache" in answers, "the first question is not answered"
     (freed,) = re.findall(r"released: freed ([\d.]+) MB on host in .* ms; resident ", result.stdout)
     assert float(freed) > 80, str(result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,16 @@ def test_architecture_goes_through_index_search_add_serve_rerank_and_release(
         assert np.abs(model.embed_query(QUESTION) - question[0]).max() < 1e-5
         assert model.count_tokens([]) == []
         assert model.unload_model().still_held == ()
+
+
+@pytest.mark.slow
+def test_tokenizer_without_a_padding_token_pads_with_its_last_one(tmp_path: Path) -> None:
+    folder = write_architecture("decoder", tmp_path / "made")
+    expected = reference(folder, TEXTS)
+    (path,) = folder.rglob("tokenizer_config.json")
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps({**known, "pad_token": None}))
+    with pytest.raises(ValueError, match="pad"):
+        reference(folder, TEXTS)
+    with EmbeddingModel(folder, device="cpu") as model:
+        assert np.abs(model.embed_documents(TEXTS) - expected).max() < 1e-5

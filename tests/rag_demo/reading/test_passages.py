@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rag_demo.reading.formats import read_markdown
 from rag_demo.reading.passages import PASSAGE_CHARS, Heading, cut, passages_of
 from tests.support.programs import run
 
 PARAGRAPHS = st.lists(
-    st.sampled_from(
-        ["# A", "## Port", "8443", "---", "x" * 19, "word " * 30, "z" * 900, "  ", "1.", "```"]
-    ),
+    st.sampled_from([
+        "# A", "## Port", "8443", "---", "x" * 19, "word " * 30, "z" * 900, "  ", "1.", "```",
+        "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 40, "- an item\n" * 30, "> quoted", "    code",
+    ]),
     max_size=12,
-)
+)  # fmt: skip
 
 
 def marked(text: str) -> list[Heading]:
@@ -26,11 +28,14 @@ def marked(text: str) -> list[Heading]:
     return [Heading(each.start(), each.end(), each[1]) for each in found]
 
 
-@given(PARAGRAPHS, st.sampled_from([100, PASSAGE_CHARS]), st.booleans())
-@settings(max_examples=200, deadline=None)
-def test_cut_leaves_nothing_out(paragraphs: list[str], size: int, has_headings: bool) -> None:
+@given(PARAGRAPHS, st.sampled_from([100, PASSAGE_CHARS]), st.sampled_from(["", "#", "markdown"]))
+@settings(max_examples=300, deadline=None)
+def test_cut_leaves_nothing_out(paragraphs: list[str], size: int, marks: str) -> None:
     text = "\n\n".join(paragraphs)
-    passages = list(cut(text, size, headings=marked(text) if has_headings else ()))
+    tables, headings = None, marked(text) if marks == "#" else []
+    if marks == "markdown":
+        _, _, _, headings, tables = read_markdown(text.encode())  # type: ignore[assignment]
+    passages = list(cut(text, size, 0, headings, tables))
     whole = "".join("".join(text[p.start : p.stop].split()) for p in passages)
     assert whole == "".join(text.split())
     assert all(0 < p.stop - p.start <= size for p in passages)
@@ -85,11 +90,13 @@ def test_passages_fit_into_what_the_model_reads(chars_per_token: float) -> None:
 HOSTILE = """
 from rag_demo.reading.formats import read_html, read_markdown
 from rag_demo.reading.passages import cut
-MARKS = ("a\\n", "- a\\n", "[a\\n", "---\\na:\\n")
+MARKS = ("a\\n", "|a|b|\\n|-|-|\\n|1|2|\\n", "> ", "```\\n", "- a\\n", "[a\\n", "---\\na:\\n")
 for part in (*MARKS, "\\u6f22\\u5b57", "!.?", '."\\')]', "# \\n\\n", "\\n \\t", " ", "#", "word "):
     text = part * (200_000 // len(part))
-    headings = read_markdown(text.encode()).headings
-    assert sum(each.stop - each.start for each in cut(text, headings=headings)) <= len(text)
+    _, _, _, headings, tables = read_markdown(text.encode())
+    for kind in (tables, None):
+        passages = cut(text, headings=headings, tables=kind)
+        assert sum(each.stop - each.start for each in passages) <= len(text)
 for part in ("<a ", "<a x='", "<!--", "<script>", "<p>", "&#"):
     read_html((part * (200_000 // len(part))).encode())
 print("done")

@@ -82,8 +82,11 @@ def test_unreadable_files_are_skipped_with_their_reason(
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / b"bad\xff.txt".decode("utf-8", "surrogateescape")).write_text("a bad name")
     contents = {
-        "a.txt": (b"caf\xe9", "not UTF-8 text"),
-        "a.html": (b"<p>caf\xe9", "not UTF-8 text"),
+        "a.txt": (b"\xcf\xd0\xe8\xe2\xe5\xf2, \xec\xe8\xf0", "not UTF-8 text"),
+        "a.md": (b"caf\x81", "not UTF-8 text"),
+        "a.csv": (b"name,year\nx,1\n", 'without a field "text" (another one: --text-field)'),
+        "a.json": (b'{"name": "a package"}', 'without a field "text" (another one: --text-field)'),
+        "b.json": (b"{broken", "not valid JSON"),
         "b.html": (b"<meta charset=shift_jis><p>\x80\xff", "not shift_jis text"),
         "b.txt": (b"a\0b", "with a NUL byte, so not text"),
         "c.html": (b"<ul><li>" * 2_000 + b"deep", "nested too deep"),
@@ -100,10 +103,78 @@ def test_unreadable_files_are_skipped_with_their_reason(
         "1 not a regular file (pipe.txt)",
         "MB (large.md)",
         "1 with a name that is not UTF-8",
-        "not UTF-8 text (a.html, a.txt)",
-        *(f"{why} ({name})" for name, (_, why) in contents.items() if not name.startswith("a.")),
+        "not UTF-8 text (a.md, a.txt)",
+        "--text-field) (a.csv, a.json)",
+        "not valid JSON (b.json: ",
+        *(f"{why} ({name})" for name, (_, why) in contents.items() if name[2:] in ("html", "docx")),
     ):
         assert part in skipped, part
+
+
+@pytest.mark.parametrize("suffix", ["txt", "md", "rst", "html", "csv", "json"])
+def test_latin_1_is_read_with_a_note(tmp_path: Path, suffix: str) -> None:
+    text = "Das Caf\xe9 \xf6ffnet t\xe4glich um acht \x80 und schlie\xdft sp\xe4t."
+    around = {"csv": "id,text\n1,{}\n", "json": '[{{"text": "{}"}}]', "html": "<p>{}</p>"}
+    content = around.get(suffix, "{}").format(text).encode("latin-1")
+    (tmp_path / f"a.{suffix}").write_bytes(content)
+    (tmp_path / "b.txt").write_text("caf\xe9", encoding="utf-8")
+    found, skipped = read(tmp_path)
+    texts = [each.text.strip() for each in found.values()]
+    assert texts == [text.replace("\x80", "\u20ac"), "caf\xe9"]
+    assert skipped == f"read as Latin-1, because they are not UTF-8: a.{suffix}"
+
+
+CSV = [
+    "id;body;year;code\n",
+    '7;"two\nlines; and ""quotes""";2020;007\n',
+    ";other;-1.5;1e5\n",
+    "8;;2021;x\n",
+]
+
+
+@pytest.mark.parametrize("delimiter", [";", ",", "\t"])
+def test_rows_of_a_table_are_documents(tmp_path: Path, delimiter: str) -> None:
+    path = tmp_path / ("a.tsv" if delimiter == "\t" else "a.csv")
+    content = "".join(CSV).replace(";", delimiter).replace("s" + delimiter + " and", "s; and")
+    path.write_bytes(b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode())
+    found, skipped = read(tmp_path, text_field="body")
+    assert {name: each.text for name, each in found.items()} == {
+        "7": 'two\nlines; and "quotes"', f"{path.name}#4": "other"
+    }  # fmt: skip
+    assert f"1 not a document ({path.name}:5: expected an object" in skipped
+    first, second = (each.metadata for each in found.values())
+    assert (first["year"], first["code"], first["line"]) == (2020, "007", 2)
+    assert (second["year"], second["code"]) == (-1.5, "1e5")
+
+
+def test_objects_of_a_json_file_are_documents(tmp_path: Path) -> None:
+    records = [{"id": 1, "body": "one", "title": "T"}, {"body": "two", "n": [1]}, {"n": 3}]
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    found, skipped = read(tmp_path, text_field="body")
+    assert {name: each.text for name, each in found.items()} == {"1": "T\none", "a.json#2": "two"}
+    assert "a.json:3: expected an object" in skipped
+
+
+def test_source_and_a_link_to_it_are_the_same(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.txt").write_text("a text")
+    link.symlink_to(folder)
+    for name in ("", "deep", "deep/a.txt"):
+        some, others = (read_source(str(each / name), Skipped()) for each in (link, folder))
+        assert list(some) == list(others)
+
+
+def test_page_that_its_reader_cannot_read_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip 23.2 may install lxml without lxml_html_clean, and then the import fails."""
+    (tmp_path / "a.html").write_text("<p>a page</p>")
+    (tmp_path / "b.txt").write_text("a text")
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    found, skipped = read(tmp_path)
+    assert [each.text for each in found.values()] == ["a text"]
+    assert "a page of HTML needs trafilatura; install it with" in skipped
 
 
 def test_json_lines_are_read(tmp_path: Path) -> None:
@@ -214,6 +285,43 @@ def test_headings_of_markdown_are_those_of_commonmark(
     tmp_path: Path, text: str, found: list[str]
 ) -> None:
     assert titles(read_file(tmp_path, "a.md", text)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"One\n===\n\n{LONG}\n\nTwo\n---\n\n{LONG}\n", ["One", "One > Two"]),
+        (f"===\nOne\n===\n\n{LONG}\n\nTwo\n===\n\n{LONG}\n", ["One", "One > Two"]),
+        (f"One\n===\n\n{LONG}\n\nTwo\n---\n\n{LONG}\n\nThree\n=====\n\n{LONG}\n",
+         ["One", "One > Two", "Three"]),
+        (f"One\n===\n\n{LONG}\n\n=====  =====\nA      B\n=====  =====\n1      2\n", ["One"]),
+        (f"One\n===\n\n{LONG}\n\n::\n\n    Not a title\n    -----------\n", ["One"]),
+    ],
+)  # fmt: skip
+def test_headings_of_restructuredtext(tmp_path: Path, text: str, found: list[str]) -> None:
+    assert titles(read_file(tmp_path, "a.rst", text)) == found
+
+
+@pytest.mark.parametrize("kind", ["md", "html"])
+def test_rows_of_a_table_keep_their_header(tmp_path: Path, kind: str) -> None:
+    cells = [(f"option{n}", f"{n} seconds of waiting") for n in range(60)]
+    content = "| name | meaning |\n|---|---|\n" + "".join(f"| {a} | {b} |\n" for a, b in cells)
+    if kind == "html":
+        rows = "".join(f"<tr><td>{a}</td><td>{b}</td></tr>" for a, b in cells)
+        content = f"<html><body><p>{LONG}</p><table><tr><th>name</th><th>meaning</th></tr>"
+        content += f"{rows}</table></body></html>"
+    found = [each for each in read_file(tmp_path, f"a.{kind}", content) if "option" in each.text]
+    assert len(found) > 1
+    for each in found:
+        assert "name" in each.text and "meaning" in each.text
+        assert each.text.count("name") == 1
+    assert sum(each.text.count("option") for each in found) == len(cells)
+
+
+def test_code_of_markdown_is_kept_together(tmp_path: Path) -> None:
+    code = "```python\n" + "\n\n".join(f"value_{n} = {n} * 2" for n in range(20)) + "\n```"
+    found = read_file(tmp_path, "a.md", f"{'A sentence of a text. ' * 25}\n\n{code}\n\nThe end.")
+    assert any(code in each.text for each in found)
 
 
 def test_comments_in_cells_of_code_are_not_headings(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from rag_demo import Document, EmbeddingModel, PyTorchGPURetriever
 from rag_demo.errors import ModelError
 from rag_demo.stores.ingest import ingest
+from tests.support.rag_command import fail, succeed, write_lines
 from tests.support.small_collections import Hashed
 
 
@@ -56,6 +59,21 @@ def test_damaged_model_is_an_error_and_skips_nothing(tmp_path: Path) -> None:
         ingest(documents(d1="changed"), model, tmp_path, source="s")
     with PyTorchGPURetriever(Faulty()) as retriever:
         assert retriever.load(tmp_path) == 1000
+
+
+def test_damaged_model_is_one_line_of_search_and_evaluate(tmp_path: Path, tiny_model: Path) -> None:
+    source, index, damaged = tmp_path / "source", tmp_path / "index", tmp_path / "model"
+    (source / "qrels").mkdir(parents=True)
+    for name in ("corpus", "queries"):
+        write_lines(source / f"{name}.jsonl", [{"_id": "1", "text": "give memory back"}])
+    (source / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\t1\t1\n")
+    shutil.copytree(tiny_model, damaged)
+    succeed("index", source / "corpus.jsonl", "--out", index, "--model", damaged)
+    for path in damaged.rglob("model.safetensors"):
+        save_file({name: value * np.nan for name, value in load_file(path).items()}, path)
+    for arguments in (("search", index, "memory"), ("evaluate", source, "--index", index)):
+        message = fail(*arguments, "--model", damaged)
+        assert "model" in message and "\n" not in message.strip(), message
 
 
 def test_add_names_the_text_and_changes_nothing() -> None:
