@@ -329,15 +329,16 @@ class EmbeddingModel(Resource):
     @contextlib.contextmanager
     def _turn(self, encoder: Encoder) -> Iterator[None]:
         """Use the model. Threads take turns: one that has had its turn goes behind the others."""
-        with self._next:
-            self._in_use.acquire()
         try:
+            with self._next:
+                self._in_use.acquire()
             self.ensure_open()  # Another thread may have closed or unloaded it.
             if self._encoder is not encoder:
                 raise ModelError(f"{self.name} was unloaded while it was embedding")
             yield
         finally:
-            self._in_use.release()
+            with contextlib.suppress(RuntimeError):  # An interrupt came before it was acquired.
+                self._in_use.release()
 
     def _keys(self, texts: Sequence[str], kind: Kind) -> list[bytes]:
         """Return the key of each text in the cache; nothing without a cache."""

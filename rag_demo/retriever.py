@@ -21,7 +21,6 @@ from rag_demo.neighbors import with_neighbors
 from rag_demo.reading.document import Document
 from rag_demo.searching import SearchRequest, SearchResult, Stats, check_documents, check_search
 from rag_demo.stores.filters import Where, parse_filter
-from rag_demo.stores.index_folder import open_writer
 from rag_demo.stores.ingest import embed
 from rag_demo.stores.local import LocalStore
 from rag_demo.stores.store import EmbeddedBatch, Store
@@ -125,7 +124,8 @@ class Retriever(Resource):
     def update_metadata(self, ids: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> int:
         """Replace the metadata of documents. Unknown ids are ignored.
 
-        Nothing is embedded again. A new "title" counts only after the document is added again.
+        Nothing is embedded again. For vectors, and in PostgreSQL for words, a new "title" counts
+        only after the document is added again.
 
         Args:
             ids: The ids of the documents, all different.
@@ -133,6 +133,9 @@ class Retriever(Resource):
 
         Returns:
             How many documents were changed.
+
+        Raises:
+            ValueError: Another thread has replaced the text of one of them meanwhile.
         """
         names = checked_texts(ids, "ids")
         described = check_documents([""] * len(names), metadata, names)
@@ -231,7 +234,7 @@ class Retriever(Resource):
             rerank: Scores and orders five times ``top_k`` results. ``min_score`` still applies
                 to the scores of the search.
             neighbors: How many passages before and after a result its text includes, if it is a
-                passage of a file.
+                passage of a file. They match ``where`` too.
 
         Returns:
             The results, the best first.
@@ -314,7 +317,7 @@ class Retriever(Resource):
             pairs = zip(queries, found, strict=True)
             found = [rerank.rerank(query, results, int(top_k)) for query, results in pairs]
         if neighbors:
-            found = [[with_neighbors(self.store, each, neighbors) for each in one] for one in found]
+            found = [with_neighbors(self.store, each, neighbors, where) for each in found]
         return found
 
     async def asearch(self, query: str, top_k: int = 5, **options: Any) -> list[SearchResult]:
@@ -362,10 +365,8 @@ class LocalRetriever(Retriever):
         Raises:
             IndexFileError: See `save`.
         """
-        self.save(path)
-        with open_writer(Path(path)) as writer:
-            writer.compact()
-        self.load(path)
+        identity = embedder.identity_of(self.embedding_model)
+        self.store.compact(Path(path), identity)
 
     def load(self, path: str | Path, *, check: bool = False) -> int:
         """Replace the contents by a saved index.

@@ -2,7 +2,9 @@
 
 Each operation with several threads waits for all of them. On a busy machine that is some
 milliseconds, even for a matrix of a few kilobytes. The number is a setting of OpenMP for the
-calling thread alone, which `torch.set_num_threads` also changes for threads that come later.
+calling thread alone, which `torch.set_num_threads` also changes for threads that come later. It
+does not reach MKL in a program that has called that, nor OpenBLAS, by which NumPy multiplies
+float32 on processors without units for bfloat16.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ _WORTH = 1 << 29  # multiplications, which take a thread some milliseconds
 def threads(count: int) -> Iterator[int]:
     """Let operations of this thread use so many threads in a block; yield how many it had."""
     before = torch.get_num_threads()
-    pools = _pools() if count != before else []
+    pools = [(each, each.get_num_threads()) for each in _pools()] if count != before else []
     try:
-        for pool in pools:
+        for pool, _ in pools:
             pool.set_num_threads(count)
         yield before
     finally:
-        for pool in pools:
-            pool.set_num_threads(before)
+        for pool, usual in pools:
+            pool.set_num_threads(usual)
 
 
 def worth(multiplications: int, count: int) -> int:

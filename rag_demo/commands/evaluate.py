@@ -53,6 +53,9 @@ def evaluate(
         scores = quality(
             queries, judgements, retriever, mode=mode, weights=weights, rerank=reranker
         )
+        judged = sorted({name for grades in judgements.values() for name in grades})
+        if not any(retriever.get(judged)):
+            options.warn(f"{place} has none of the judged documents of {folder}")
     options.say(f"{folder.name}, {mode}, {len(queries)} questions")
     for metric, score in scores.items():
         options.say(f"{metric:12} {score:.4f}")

@@ -87,9 +87,13 @@ def search(
             if where is not None and not any(found):
                 options.explain(where, folder)
             for question, results in zip(batch, found, strict=True):
-                if neighbors and not as_json:  # The whole text is shown, not the passage only.
-                    results = [each._replace(passage=None) for each in results]
-                options.print_results(question, results, as_json, with_query=len(questions) != 1)
+                options.print_results(
+                    question,
+                    results,
+                    as_json,
+                    with_query=len(questions) != 1,
+                    whole=neighbors > 0,
+                )
 
 
 def _read_questions(questions: Sequence[str]) -> Iterator[list[str]]:
@@ -122,6 +126,8 @@ def info(folder: Path, as_json: bool) -> None:
         model, nbytes = manifest.model, saved.stats().nbytes
     facts: dict[str, Any] = {"folder": str(folder), "texts": manifest.count}
     facts |= {"model": model and model.name, "dtype": model and model.dtype}
+    made_with = {} if model is None else model.options
+    facts |= {f"{kind} prompt": text for kind, text in made_with.get("prompts", {}).items()}
     facts |= {each: getattr(manifest, each) for each in _SHOWN} | {"keys": keys, "bytes": nbytes}
     if as_json:
         click.echo(json.dumps(facts))

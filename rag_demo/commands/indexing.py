@@ -15,7 +15,8 @@ from typing import Any
 import click
 
 from rag_demo.commands import options
-from rag_demo.errors import IndexFileError, SourceError
+from rag_demo.encoding.model_identity import DEFAULT_MODEL
+from rag_demo.errors import IndexFileError, RagDemoError, SourceError
 from rag_demo.places import load_manifest, open_store
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import PASSAGE_CHARS
@@ -73,6 +74,7 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
     """
     prompts = {kind: embedding.pop(f"{kind}_prompt") for kind in ("query", "document")}
     embedding["prompts"] = {kind: text for kind, text in prompts.items() if text is not None}
+    _restore_options(out, embedding)
     ray = {name: embedding.pop(name) for name in ("address", "actors")}
     is_on_ray = any(ray.values())
     if is_on_ray and embedding["device"] is not None:
@@ -106,6 +108,16 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
             options.say(f"bfloat16 is several times faster on this processor: {how}")
     if skipped:
         options.warn(skipped)
+
+
+def _restore_options(out: Any, embedding: dict[str, Any]) -> None:
+    """Take the prompts and the dimension of the index, if the command names none of them."""
+    if embedding["prompts"] or embedding["truncate_dim"]:
+        return
+    with contextlib.suppress(RagDemoError):  # There is no index.
+        known = load_manifest(out).model
+        if known is not None and known.name == (embedding["model"] or DEFAULT_MODEL):
+            embedding.update({name: known.options[name] for name in ("prompts", "truncate_dim")})
 
 
 @click.command()

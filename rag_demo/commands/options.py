@@ -190,7 +190,12 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def print_results(
-    query: str, results: Sequence[SearchResult], as_json: bool = False, *, with_query: bool = False
+    query: str,
+    results: Sequence[SearchResult],
+    as_json: bool = False,
+    *,
+    with_query: bool = False,
+    whole: bool = False,
 ) -> None:
     """Print the results of a query on stdout: for a terminal, or a line with tabs for each.
 
@@ -199,6 +204,7 @@ def print_results(
         results: The results.
         as_json: Whether to print one line of JSON instead.
         with_query: Whether plain lines begin with the query. On a terminal, they always do.
+        whole: Whether to print whole texts instead of passages, or of their beginnings.
     """
     if as_json:
         records = [{**result._asdict(), "place": _place(result)} for result in results]
@@ -210,7 +216,9 @@ def print_results(
     if with_query:
         click.echo(f"# {on_one_line(query)}")
     for each in results:
-        text = on_one_line(each.text[slice(*(each.passage or (None,)))])[:most]
+        text = on_one_line(each.text)
+        if not whole:
+            text = on_one_line(each.text[slice(*(each.passage or (None,)))])[:most]
         click.echo(form.format(each.rank, each.score, on_one_line(_place(each)), text))
     if not results:
         click.echo(f"rag-demo: nothing was found for: {on_one_line(query)}", err=True)

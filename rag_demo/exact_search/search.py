@@ -41,7 +41,6 @@ from rag_demo.vectors import Mask, Pairs, Scores, Take, Vectors, exact_scores, r
 
 FEW_QUERIES = 4
 """Up to so many queries, a CPU multiplies float32 vectors as fast as rounded ones."""
-_FEW_ROWS = 1 << 15  # are multiplied with a single query in one thread, which waits for no other
 _READ_AS_FAST = 8  # queries
 _SCORES_PER_PAIR = 64  # So much more memory does a candidate take, until it is scored again.
 _SLACK = 1e-6  # Lengths are 1 within 2**-22, and bounds are computed in float32.
@@ -249,7 +248,7 @@ def _multiply_on_cpu(queries: Any, vectors: Any) -> Any:
         return torch.cat([_multiply_on_cpu(queries, part) for part in parts], 1)
     if 1 < len(queries) <= FEW_QUERIES:
         return torch.mm(vectors, queries.T).T.contiguous()
-    if len(queries) == 1 and (len(vectors) <= _FEW_ROWS or torch.get_num_threads() <= 2):
+    if len(queries) == 1 and torch.get_num_threads() <= 2:
         return torch.from_numpy(_dot(vectors.numpy(), queries[0].numpy()))[None]
     return torch.from_numpy(queries.numpy() @ vectors.numpy().T)
 

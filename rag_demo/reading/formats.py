@@ -21,7 +21,9 @@ _FRONT_MATTER = re.compile(
     r"|\+\+\+[ \t]*\n[\s\S]*?^\+\+\+)[ \t]*(?:\n|\Z)",
     re.MULTILINE,
 )
-_TITLE = re.compile(r"^title[ \t]*[:=][ \t]*([\"']?)(?![>|])(\S.*?)\1[ \t]*$", re.MULTILINE)
+_TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(?![>|])(\S.*)$", re.MULTILINE)
+_QUOTED = re.compile(r"([\"'])(.*)\1")
+_TITLE_CHARS = 200
 _MOST_MARKED = 1 << 22  # characters: each mark of Markdown takes a kilobyte of memory
 _CHARSET = re.compile(rb"<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*[\"']?([\w.:-]+)", re.I)
 _CONTROL = re.compile("[\0-\b\x0e-\x1f\x7f]")
@@ -69,7 +71,7 @@ def to_text(content: bytes, encoding: str = "utf-8") -> str:
     encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), encoding)
     try:
         text = content.decode(encoding).removeprefix("\ufeff")
-    except ValueError:
+    except (ValueError, LookupError):  # A page may declare base64.
         if encoding == "utf-8":
             raise NotUtf8Error("not UTF-8 text") from None
         raise UnreadableError(f"not {encoding} text") from None
@@ -82,7 +84,10 @@ def as_utf8(content: bytes) -> bytes | None:
     """Return Latin-1 text, as Windows writes it, as UTF-8; None if it is probably something else.
 
     Texts of other scripts have more letters beyond ASCII, and other files have control characters.
+    UTF-8 with a damaged byte still has valid letters.
     """
+    if not content.decode("utf-8", "ignore").isascii():
+        return None
     try:
         text = content.decode("cp1252")
     except ValueError:
@@ -109,8 +114,15 @@ def read_markdown(content: bytes) -> ExtractedText:
     text = re.sub(r"[^\n]", " ", matter[0]) + found.text[end:]
     headings, tables = _marks(text)
     if title:
-        headings.insert(0, Heading(end, end, title[2], level=0))
+        shown = title[1].rstrip()
+        quoted = _QUOTED.fullmatch(shown)
+        headings.insert(0, Heading(end, end, _title(quoted[2] if quoted else shown), level=0))
     return found._replace(text=text, headings=headings, tables=tables)
+
+
+def _title(text: str) -> str:
+    """Return a title in one line. It stands before each passage, so it must not be long."""
+    return " ".join(text.split())[:_TITLE_CHARS]
 
 
 @lru_cache(maxsize=1)
@@ -132,7 +144,7 @@ def _marks(text: str, start: int = 0) -> tuple[list[Heading], list[Table]]:
     for mark, content in pairwise(_markdown_parser().parse(text)):
         if mark.type == "heading_open" and mark.level == 0 and content.content:
             first, end = mark.map
-            title, level = " ".join(content.content.split()), int(mark.tag[1])  # "h2"
+            title, level = _title(content.content), int(mark.tag[1])  # "h2"
             headings.append(Heading(lines[first], lines[end], title, level))
         elif mark.type == "table_open":
             first, end = mark.map
@@ -141,9 +153,10 @@ def _marks(text: str, start: int = 0) -> tuple[list[Heading], list[Table]]:
     return headings, tables
 
 
-# A line of one character repeated, maybe the same line above, and the title above it.
+# A title and a line of one character repeated below it, and maybe above it too.
 _RST_HEADING = re.compile(
-    r"(?:^(?P<over>([^\w\s])\2+)[ ]*\n)?^(?P<title>\S.*?)[ ]*\n(?P<under>([^\w\s])\5+)[ ]*$", re.M
+    r"^(?:(?P<over>([^\w\s])\2+)[ ]*\n[ ]*)?(?P<title>\S[^\n]*)\n(?P<under>([^\w\s])\5+)[ ]*$",
+    re.MULTILINE,
 )
 
 
@@ -152,13 +165,13 @@ def read_rst(content: bytes) -> ExtractedText:
     found, headings = read_text(content), []
     styles: list[tuple[str, bool]] = []
     for mark in _RST_HEADING.finditer(found.text):
-        over, title, under = mark["over"], mark["title"], mark["under"]
+        over, title, under = mark["over"], mark["title"].rstrip(), mark["under"]
         if len(under) < len(title) or over not in (None, under):
             continue
         style = (under[0], over is not None)
         if style not in styles:  # The first is the outermost.
             styles.append(style)
-        headings.append(Heading(mark.start(), mark.end(), title, 1 + styles.index(style)))
+        headings.append(Heading(mark.start(), mark.end(), _title(title), 1 + styles.index(style)))
     return found._replace(headings=headings)
 
 
@@ -185,6 +198,9 @@ def read_html(content: bytes) -> ExtractedText:
         for element in list(root.iter(*_CONTAINERS)):
             _wrap_text(element)
         body = root.find("body")
+        if len(articles := root.xpath("//article")) > 1:
+            for article in articles:  # trafilatura reads only the first.
+                article.tag = "div"
         if body is not None and not root.xpath("//article | //main"):
             # Without either, trafilatura leaves out headings.
             body.tag = "article"
@@ -265,7 +281,10 @@ def read_notebook(content: bytes) -> ExtractedText:
     """
     try:
         cells = json.loads(to_text(content))["cells"]
-        sources = ["".join(cell.get("source", "")) for cell in cells]
+        sources = [
+            "\n".join("".join(cell.get("source", "")).splitlines()).encode().decode()
+            for cell in cells
+        ]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableError("not a valid notebook", repr(error)) from None
     found = _joined("cell", sources)

@@ -71,24 +71,35 @@ def cut(
             they fit; None for any other text.
     """
     text = text.encode("utf-8", "replace").decode()  # The splitter refuses lone surrogates.
+
+    def header_at(place: int) -> str:
+        number = bisect_right(tables or (), place, key=lambda each: each.rows) - 1
+        if number < 0 or not tables or place >= tables[number].stop:
+            return ""
+        header = text[tables[number].start : tables[number].rows]
+        return header if len(header) <= size // 2 else ""
+
+    def with_room(place: int, piece: str) -> list[tuple[int, str]]:
+        """Cut a piece of a table again, so that it has room for the header."""
+        header = header_at(place)
+        if len(header) + len(piece) <= size:
+            return [(0, piece)]
+        return _pieces(piece, size - len(header), overlap, True)
+
     for start, body, stop, heading in _sections(text, headings):
         if body - start > size // 2:
             body = start
         # A heading is not left alone: it is put before the first piece.
         begin = start if body > start else None
-        splitter = _splitter(size - (body - start), overlap, tables is not None)
+        room = size - (body - start)
         while body < stop:
             end = _end_of_block(text, body, stop)
-            for offset, piece in splitter.chunk_indices(text[body:end]):
-                first = body + offset
-                table = bisect_right(tables or (), first, key=lambda each: each.rows) - 1
-                header = ""
-                if tables and table >= 0 and first < tables[table].stop:
-                    header = text[tables[table].start : tables[table].rows]
-                    header = header if len(header) <= size // 2 else ""
-                begin = first if begin is None else begin
-                yield Passage(begin, first + len(piece), heading, header)
-                begin = None
+            for offset, piece in _pieces(text[body:end], room, overlap, tables is not None):
+                for inner, part in with_room(body + offset, piece):
+                    first = body + offset + inner
+                    place = first if begin is None else begin
+                    yield Passage(place, first + len(part), heading, header_at(first))
+                    begin = None
             body = end
         if begin is not None:
             yield Passage(begin, begin + len(text[begin:stop].rstrip()), heading)
@@ -125,6 +136,33 @@ def _end_of_block(text: str, start: int, stop: int) -> int:
         return stop
     ends = (text.rfind(mark, start + _BLOCK // 2, full) for mark in ("\n\n", "\n", " "))
     return next((end + 1 for end in ends if end >= 0), full)
+
+
+def _pieces(text: str, size: int, overlap: int, is_markdown: bool) -> list[tuple[int, str]]:
+    """Return the pieces of a text with their offsets, which differ."""
+    longest: dict[int, str] = {}
+    try:
+        found = _splitter(size, overlap, is_markdown).chunk_indices(text)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # Of Rust, for strange Markdown.
+            raise
+        found = _splitter(size, overlap, False).chunk_indices(text)
+    for offset, piece in found:
+        if len(piece) > len(longest.get(offset, "")):
+            longest[offset] = piece
+    pieces = list(longest.items())
+    for number in range(len(pieces) - 1 if is_markdown and not overlap else 0):
+        offset, piece = pieces[number]
+        if 0 < len(piece) < SHORTEST:  # Such as the first line of a long block of code.
+            stop = pieces[number + 1][0] + len(pieces[number + 1][1])
+            (inner, first), *rest = _pieces(text[offset:stop], size, 0, False)
+            begin = offset + (rest[0][0] if rest else stop - offset)
+            if stop - begin <= size:
+                pieces[number : number + 2] = [
+                    (offset + inner, first),
+                    (begin, text[begin:stop]),
+                ]
+    return [each for each in pieces if each[1]]
 
 
 @lru_cache(maxsize=64)

@@ -31,6 +31,7 @@ STDIN = "-"
 _MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JSON
 _TOO_LARGE = f"of more than {_MOST_BYTES >> 20} MB"
 _NEVER_READ = frozenset({"__pycache__", "node_modules"})
+_SHOWN_CHARS = 100  # of the names of columns
 _NAMES = 10  # that are listed for a reason
 Skip = Callable[..., None]  # see `Skipped.add`
 _RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
@@ -233,7 +234,7 @@ def _records_of(
     file: IO[bytes], suffix: str, field: str, name: str, skipped: Skipped
 ) -> Iterator[Record]:
     if suffix in (".csv", ".tsv"):
-        return _csv_rows(_decoded(formats.to_text, file, name, skipped), field)
+        return _csv_rows(_decoded(formats.to_text, file, name, skipped), field, suffix == ".tsv")
     if suffix == ".json":
         return iter(_decoded(partial(_json_items, field=field), file, name, skipped))
     return _json_lines(file)
@@ -263,32 +264,35 @@ def _json_items(content: bytes, field: str) -> list[Record]:
     return list(enumerate(items, start=1))
 
 
-def _csv_rows(text: str, field: str) -> Iterator[Record]:
+def _csv_rows(text: str, field: str, is_tsv: bool) -> Iterator[Record]:
     """Yield the rows of a table with a line of names. Cells that look like numbers are numbers."""
+    csv.field_size_limit(max(csv.field_size_limit(), _MOST_BYTES))
     head = text.partition("\n")[0]
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
+    delimiter = "\t" if is_tsv else max(",;\t", key=head.count)
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        if field not in (rows.fieldnames or ()):
-            raise _without(field)
+        if field not in (names := rows.fieldnames or ()):
+            raise _without(field, f"its columns are {', '.join(names)[:_SHOWN_CHARS]}")
         line, texts = 2, (field, "id", "_id", "title")
         for row in rows:
-            yield (
-                line,
-                {
-                    name: json.loads(cell)
-                    if name not in texts and _NUMBER.fullmatch(cell)
-                    else cell
-                    for name, cell in row.items()
-                    if name and cell
-                },
-            )
+            record: Any = {}
+            if not any(row.values()):  # Excel adds such rows.
+                continue
+            if None in row:
+                record = ValueError("more cells than columns; quote a cell that has a comma")
+            else:
+                for name, cell in row.items():
+                    is_number = name not in texts and _NUMBER.fullmatch(cell or "")
+                    if cell or name == field:
+                        record[name] = json.loads(cell) if is_number else cell
+            yield line, record
             line = rows.line_num + 1
     except csv.Error as error:
         raise formats.UnreadableError("not a valid table", error) from None
 
 
-def _without(field: str) -> formats.UnreadableError:
-    return formats.UnreadableError(f'without a field "{field}" (another one: --text-field)')
+def _without(field: str, found: str = "") -> formats.UnreadableError:
+    return formats.UnreadableError(f'without a field "{field}" (another one: --text-field)', found)
 
 
 def _read_records(
@@ -333,12 +337,13 @@ def _document(record: Any, number: int, text_field: str, name: str) -> Document:
             f'expected an object with a string "{text_field}", got {short_repr(record)}; '
             "name the field with the text: --text-field"
         )
+    text = record.pop(text_field)
     keys = [record.pop(name, None) for name in ("id", "_id")]
     key = next((each for each in keys if each is not None), None)
     if isinstance(key, (bool, list, dict)):
         raise ValueError(f"the id must be a string or a number, got {json.dumps(key)[:50]}")
-    title, text = record.get("title"), record.pop(text_field)
-    text.encode()  # A lone surrogate is an error.
+    title = record.get("title")
+    f"{text}{key}".encode()  # A lone surrogate is an error.
     record.setdefault("source", f"{name}:{number}")
     if isinstance(title, str) and title:
         text = f"{title}\n{text}"

@@ -435,20 +435,9 @@ def open_writer(
         IndexFileError: The folder holds something else, cannot be written, or another process
             is writing into it; or the index is damaged.
     """
-    is_new = not folder.exists()
-    with index_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with contextlib.ExitStack() as stack:
-        stack.callback(os.close, descriptor)
-        if is_new:
+        if _lock(folder, stack):
             stack.callback(_remove_empty, folder)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A killed process loses it.
-        except BlockingIOError:
-            raise errors.WriterBusyError(
-                f"another process is writing into '{folder}'; try again when it has finished"
-            ) from None
         names = [path.name for path in folder.iterdir()]
         foreign = [name for name in names if not _PART.fullmatch(name)]
         if foreign and not databases_of(names):
@@ -461,6 +450,28 @@ def open_writer(
         with contextlib.suppress(*ignored):
             writer.open(check=check)
         yield writer
+
+
+def _lock(folder: Path, stack: contextlib.ExitStack) -> bool:
+    """Lock a folder until the stack is closed; return whether it was made for that."""
+    while True:
+        is_new = not folder.exists()
+        with index_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue  # Another writer has removed its empty folder.
+        stack.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A killed process loses it.
+        except BlockingIOError:
+            raise errors.WriterBusyError(
+                f"another process is writing into '{folder}'; try again when it has finished"
+            ) from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(folder.stat(), os.fstat(descriptor)):
+                return is_new
 
 
 def _remove_empty(folder: Path) -> None:
@@ -531,6 +542,10 @@ class IndexWriter:
         self._contents, self._checksums = Contents(documents=self.documents), []
         self._words.close()
         self.manifest = Manifest(model, file_number=number, language=self.manifest.language)
+
+    def use_model(self, model: ModelIdentity) -> None:
+        """Record another name, or another prompt of queries, of the model."""
+        self.manifest = replace(self.manifest, model=model)
 
     def use_language(self, language: str) -> None:
         """Set the language of stems; the full-text index is made again if it has another."""

@@ -162,7 +162,7 @@ def ingest(
         How many documents were embedded and reused.
 
     Raises:
-        ModelError: The model returned too few vectors, or all are zero or not finite.
+        ModelError: The model returned too few vectors, or it has no vector for any text.
         OtherIndexError: The folder holds an index of another source or another model. Nothing
             was embedded.
         IndexChangedError: The index is not the one of ``based_on``.
@@ -196,6 +196,8 @@ def ingest(
             if known.count and not replace:
                 raise _other(place, f"vectors of the model {known.model}, not of {model}")
             writer.clear(model)
+        elif known.model != model:
+            writer.use_model(model)
         if language is not None:
             writer.use_language(language)
         ids: set[str] = set()

@@ -289,6 +289,14 @@ class LocalStore:
             finished = saved is None or saved.manifest.finished  # Else it lacks documents still.
             writer.commit(commit, source=source, finished=finished, words=snapshot.words)
 
+    def compact(self, folder: Path, identity: ModelIdentity) -> None:
+        """See `rag_demo.retriever.LocalRetriever.compact`."""
+        with self._change():  # No other thread adds something in between.
+            self.save(folder, identity)
+            with open_writer(folder) as writer:
+                writer.compact()
+            self.load(folder, identity)
+
     def load(
         self, folder: Path, identity: ModelIdentity | None = None, *, check: bool = False
     ) -> int:

@@ -366,6 +366,11 @@ class PostgresStore(Resource):
         """Return the ids of the documents of files."""
         return self._column("SELECT id FROM {documents} WHERE file = ANY(%s)", list(files))
 
+    def use_model(self, model: ModelIdentity) -> None:
+        """Record another name, or another prompt of queries, of the model."""
+        with self._transaction(change=True) as (run, _):
+            run("UPDATE {manifest} SET model = %s", json.dumps(asdict(model)))
+
     def use_language(self, language: str) -> None:
         """Refuse another language of stems than the one of every index in a database."""
         if language != _LANGUAGE:

@@ -9,6 +9,7 @@ import pytest
 
 from rag_demo import PyTorchGPURetriever, SearchResult
 from rag_demo.errors import InvalidValueError
+from rag_demo.neighbors import with_neighbors
 from rag_demo.reading.sources import Reading, Skipped, read_source
 from tests.support.small_collections import Hashed
 
@@ -61,6 +62,33 @@ def test_header_of_a_table_is_not_repeated(tmp_path: Path) -> None:
     assert wide.text.count("| name") == 1 and wide.passage is not None
     assert wide.text[slice(*wide.passage)] in table
     assert "option30 " in wide.text[slice(*wide.passage)]
+
+
+def test_passages_that_overlap_are_joined_once(tmp_path: Path) -> None:
+    text = " ".join(f"word{n}" for n in range(400))
+    tmp_path.joinpath("a.txt").write_text(text)
+    alone, wide = search(tmp_path, "word200", 2, chunk_size=100, chunk_overlap=60)
+    assert wide.text in text and len(wide.text) > len(alone.text) + 100
+    assert wide.passage is not None and wide.text[slice(*wide.passage)] == alone.text
+
+
+def test_filter_holds_for_neighbors_and_a_deleted_result_stays(tmp_path: Path) -> None:
+    def facts(start: int, **more: object) -> dict[str, object]:
+        return {"path": "f", "start": start, "stop": start + 4, **more}
+
+    with PyTorchGPURetriever(Hashed()) as retriever:
+        retriever.add(
+            ["owls", "cats", "dogs"],
+            [facts(0, public=True), facts(5, public=False), facts(10, public=True)],
+            ["f#0", "f#5", "f#10"],
+        )
+        where: Any
+        for where in ({"public": True}, lambda each: each["public"]):
+            (found,) = retriever.search("owls", 1, where=where, mode="bm25", neighbors=1)
+            assert "cats" not in found.text and "dogs" in found.text
+        (found,) = retriever.search("cats", 1, mode="bm25")
+        retriever.delete(["f#5"])
+        assert with_neighbors(retriever.store, [found], 1) == [found]
 
 
 def test_document_of_no_file_stays_as_it_is() -> None:

@@ -262,6 +262,28 @@ def test_conditions_that_nothing_can_fulfil_are_explained(index: Path) -> None:
         assert result.returncode == (command == "delete")
 
 
+def test_prompts_of_an_index_are_kept_until_others_are_given(source: Path, tmp_path: Path) -> None:
+    command: list[str | Path] = ["index", source, "--out", tmp_path / "i", *TINY]
+    succeed(*command, "--document-prompt", "passage: ", "--query-prompt", "query: ")
+    assert "unchanged" in succeed(*command)
+    assert info(tmp_path / "i")["document prompt"] == "passage: "
+    before = search(tmp_path / "i", "host", "--mode", "dense")
+    again = [*command, "--document-prompt", "passage: ", "--query-prompt", "another one: "]
+    assert "unchanged" in succeed(*again)
+    assert info(tmp_path / "i")["query prompt"] == "another one: "
+    assert search(tmp_path / "i", "host", "--mode", "dense") != before
+
+
+def test_neighbors_are_shown(tmp_path: Path) -> None:
+    paragraphs = [f"Paragraph {n} is a text about {name}." for n, name in enumerate("abcdefgh")]
+    (tmp_path / "a.txt").write_text("\n\n".join(paragraphs))
+    succeed("index", tmp_path / "a.txt", "--out", tmp_path / "i", "--chunk-size", "100", *TINY)
+    alone = succeed("search", tmp_path / "i", "--mode", "bm25", "--top-k", "1", "about d")
+    wide = succeed("search", tmp_path / "i", "--mode", "bm25", "--top-k", "1", "--neighbors", "1",
+                   "about d")  # fmt: skip
+    assert "Paragraph 0" not in alone and "Paragraph 0" in wide and "Paragraph 5" in wide
+
+
 def test_language_of_stems_is_chosen_by_the_command(tmp_path: Path) -> None:
     write_lines(tmp_path / "s.jsonl", [{"id": "a", "text": "Die Häuser der Stadt"}])
     command: list[str | Path] = ["index", tmp_path / "s.jsonl", "--out", tmp_path / "i", *TINY]
@@ -344,6 +366,7 @@ def test_answers_of_an_index_are_judged(small: Path, tmp_path: Path, tiny_model:
     assert metrics(small, "--index", one)["nDCG@10"] == 1
     assert metrics(small, "--index", two, "--mode", "bm25")["nDCG@10"] == 0
     assert "small, hybrid, 1 questions" in succeed("evaluate", small, "--index", one)
+    assert "has none of the judged documents" in rag_demo("evaluate", small, "--index", two).stderr
 
 
 @pytest.mark.slow

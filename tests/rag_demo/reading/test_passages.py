@@ -38,7 +38,7 @@ def test_cut_leaves_nothing_out(paragraphs: list[str], size: int, marks: str) ->
     passages = list(cut(text, size, 0, headings, tables))
     whole = "".join("".join(text[p.start : p.stop].split()) for p in passages)
     assert whole == "".join(text.split())
-    assert all(0 < p.stop - p.start <= size for p in passages)
+    assert all(0 < p.stop - p.start <= size - len(p.header) for p in passages)
     assert all(one.stop <= other.start for one, other in itertools.pairwise(passages))
 
 

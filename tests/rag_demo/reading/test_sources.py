@@ -83,7 +83,9 @@ def test_unreadable_files_are_skipped_with_their_reason(
     (tmp_path / b"bad\xff.txt".decode("utf-8", "surrogateescape")).write_text("a bad name")
     contents = {
         "a.txt": (b"\xcf\xd0\xe8\xe2\xe5\xf2, \xec\xe8\xf0", "not UTF-8 text"),
-        "a.md": (b"caf\x81", "not UTF-8 text"),
+        "a.md": (("\u00e9l\u00e8ves " * 9).encode() + b"\xe9", "not UTF-8 text"),
+        "d.md": (b"caf\x81", "not UTF-8 text"),
+        "e.html": (b"<meta charset=base64><p>caf", "not base64 text"),
         "a.csv": (b"name,year\nx,1\n", 'without a field "text" (another one: --text-field)'),
         "a.json": (b'{"name": "a package"}', 'without a field "text" (another one: --text-field)'),
         "b.json": (b"{broken", "not valid JSON"),
@@ -103,8 +105,8 @@ def test_unreadable_files_are_skipped_with_their_reason(
         "1 not a regular file (pipe.txt)",
         "MB (large.md)",
         "1 with a name that is not UTF-8",
-        "not UTF-8 text (a.md, a.txt)",
-        "--text-field) (a.csv, a.json)",
+        "not UTF-8 text (a.md, a.txt, d.md)",
+        "--text-field) (a.csv: its columns are name, year, a.json)",
         "not valid JSON (b.json: ",
         *(f"{why} ({name})" for name, (_, why) in contents.items() if name[2:] in ("html", "docx")),
     ):
@@ -129,6 +131,7 @@ CSV = [
     '7;"two\nlines; and ""quotes""";2020;007\n',
     ";other;-1.5;1e5\n",
     "8;;2021;x\n",
+    "9;more;1;x;too many\n",
 ]
 
 
@@ -139,10 +142,10 @@ def test_rows_of_a_table_are_documents(tmp_path: Path, delimiter: str) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode())
     found, skipped = read(tmp_path, text_field="body")
     assert {name: each.text for name, each in found.items()} == {
-        "7": 'two\nlines; and "quotes"', f"{path.name}#4": "other"
+        "7": 'two\nlines; and "quotes"', f"{path.name}#4": "other", "8": ""
     }  # fmt: skip
-    assert f"1 not a document ({path.name}:5: expected an object" in skipped
-    first, second = (each.metadata for each in found.values())
+    assert f"1 not a document ({path.name}:6: more cells than columns" in skipped
+    first, second, _ = (each.metadata for each in found.values())
     assert (first["year"], first["code"], first["line"]) == (2020, "007", 2)
     assert (second["year"], second["code"]) == (-1.5, "1e5")
 
@@ -153,6 +156,24 @@ def test_objects_of_a_json_file_are_documents(tmp_path: Path) -> None:
     found, skipped = read(tmp_path, text_field="body")
     assert {name: each.text for name, each in found.items()} == {"1": "T\none", "a.json#2": "two"}
     assert "a.json:3: expected an object" in skipped
+
+
+@pytest.mark.parametrize("content", ['id,text\n1,"open\n2,b\n', 'id,text\n1,"a"b\n'])
+def test_table_with_open_quotes_is_damaged(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    found, skipped = read(tmp_path)
+    assert not found and "not a valid table (a.csv: " in skipped
+
+
+def test_cell_may_be_long_and_the_text_any_field(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"id,text\n1,{'word ' * 60_000}\n")
+    (found,) = read(tmp_path)[0].values()
+    assert len(found.text) == 300_000
+    for field, text in (("id", "7"), ("title", "T")):
+        write_lines(tmp_path / "b.jsonl", [{"id": "7", "title": "T", "text": "x"}])
+        assert [each.text for each in read(tmp_path / "b.jsonl", text_field=field)[0].values()] == [
+            "T\n7" if field == "id" else text
+        ]
 
 
 def test_source_and_a_link_to_it_are_the_same(tmp_path: Path) -> None:
@@ -294,6 +315,7 @@ def test_headings_of_markdown_are_those_of_commonmark(
         (f"===\nOne\n===\n\n{LONG}\n\nTwo\n===\n\n{LONG}\n", ["One", "One > Two"]),
         (f"One\n===\n\n{LONG}\n\nTwo\n---\n\n{LONG}\n\nThree\n=====\n\n{LONG}\n",
          ["One", "One > Two", "Three"]),
+        (f"=====\n One\n=====\n\n{LONG}\n", ["One"]),
         (f"One\n===\n\n{LONG}\n\n=====  =====\nA      B\n=====  =====\n1      2\n", ["One"]),
         (f"One\n===\n\n{LONG}\n\n::\n\n    Not a title\n    -----------\n", ["One"]),
     ],
@@ -425,3 +447,24 @@ def test_pages_of_a_pdf_are_named_and_divided_words_joined(tmp_path: Path) -> No
     assert first.metadata["page"] == 1 and "last_page" not in first.metadata
     with pytest.raises(RagDemoError, match=r"c\.pdf: "):
         read_file(tmp_path, "c.pdf", b"%PDF-1.4 damaged")
+
+
+def test_all_articles_of_a_page_are_read(tmp_path: Path) -> None:
+    posts = "".join(f"<article><h2>Post {n}</h2><p>{LONG} number{n}</p></article>" for n in "abc")
+    for page in (f"<main>{posts}</main>", posts, f"<div>{posts}</div>"):
+        found = read_file(tmp_path, "a.html", f"<html><body>{page}</body></html>")
+        text = " ".join(each.text for each in found)
+        assert all(f"number{n}" in text for n in "abc"), page
+
+
+def test_strange_cells_of_a_notebook_are_read_or_skipped(tmp_path: Path) -> None:
+    cells = [{"cell_type": "markdown", "source": "text a\r# Title\rmore text\r"}]
+    assert read_file(tmp_path, "a.ipynb", json.dumps({"cells": cells}))
+    (tmp_path / "b.ipynb").write_text('{"cells": [{"source": "bad \\ud83d emoji"}]}')
+    _, skipped = read(tmp_path)
+    assert "not a valid notebook (b.ipynb" in skipped
+
+
+def test_long_title_is_cut_off(tmp_path: Path) -> None:
+    found = read_file(tmp_path, "a.md", f"# {'h' * 10_000}\n\n{LONG}")
+    assert max(len(title) for title in titles(found)) == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,21 @@ def test_compact_in_python_saves_and_goes_on(kind: Any, tmp_path: Path) -> None:
         assert retriever.search("one more", 1)[0].id == "more"
     with kind(Hashed()) as other:
         assert other.load(tmp_path / "i", check=True) == 51
+
+
+def test_compact_loses_nothing_that_another_thread_adds(tmp_path: Path) -> None:
+    stop, added = threading.Event(), list[str]()
+
+    def add() -> None:
+        while not stop.is_set():
+            added.extend(retriever.add(["text"], ids=[f"n{len(added)}"]))
+
+    with PyTorchGPURetriever(Hashed()) as retriever:
+        retriever.add(["first"], ids=["first"])
+        thread = threading.Thread(target=add)
+        thread.start()
+        for _ in range(5):
+            retriever.compact(tmp_path / "i")
+        stop.set()
+        thread.join()
+        assert set(retriever.ids()) == {"first", *added}
