@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from rag_demo.errors import RagDemoError
+from rag_demo.printable import on_one_line
 from rag_demo.service import metrics
 from rag_demo.service.logs import REQUEST_ID, log_error
 from rag_demo.service.probes import PAGE_FILES
@@ -34,6 +35,8 @@ _OPEN_PATHS = {"/livez", "/readyz", "/health", *PAGE_FILES}
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
 _CLIENT_GONE = 499  # nginx's status for a client that closed its connection
+_METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+_SHOWN_CHARS = 100  # of a path that has no route
 _HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
 
@@ -113,11 +116,13 @@ class Guard:
             seconds = time.perf_counter() - started
             # Labels that clients can invent would be kept forever.
             route = getattr(request.get("route"), "path", "unknown")
-            method = scope["method"] if route != "unknown" else "other"
+            method = scope["method"] if scope["method"] in _METHODS else "other"
             metrics.REQUESTS.labels(route, method, str(status)).inc()
             metrics.SECONDS.labels(route).observe(seconds)
             client = (scope.get("client") or ("unknown",))[0]
-            extra = {"client": client, "method": method, "route": route, "status": status}
+            # A request that was refused has no route.
+            shown = on_one_line(scope["path"][:_SHOWN_CHARS]) if route == "unknown" else route
+            extra = {"client": client, "method": method, "route": shown, "status": status}
             line = (*extra.values(), seconds * 1e3)
             log.info("%s %s %s %s %.1f ms", *line, extra={**extra, "ms": round(seconds * 1e3, 1)})
 
@@ -134,7 +139,8 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if method == "GET" and path in _OPEN_PATHS and clients:
             return
-        is_admin = path.startswith("/admin") or (path.startswith("/documents") and method != "GET")
+        is_change = path.startswith("/documents") and method != "GET"
+        is_admin = is_change or path.startswith(("/admin", "/debug"))
         if clients or (is_admin and admins):
             kind, _, token = headers.get(b"authorization", b"").partition(b" ")
             if is_admin and (not admins or token in clients):

@@ -179,8 +179,8 @@ class Index:
                     await self.host.areplace(self._open)  # It must match its files again.
                     if not isinstance(error, (IndexChangedError, WriterBusyError)):
                         log_error("the index cannot be changed", error)
-                        detail = "the index cannot be changed; the service's log says why"
-                        raise Problem(409, detail) from None
+                        detail = "the index cannot be changed now; the service's log says why"
+                        raise overloaded(60, detail, status=503) from None  # As by a full disk.
                 if self._loop.time() > deadline - _PAUSE_S:
                     raise overloaded(5, "another process is changing the index", status=503)
                 await asyncio.sleep(_PAUSE_S)

@@ -353,7 +353,11 @@ class Lane:
         outcomes: list[Any] = []
         chosen.began = started = time.monotonic()
         for _, group in groupby(items, lambda item: item[0].key):
-            outcomes += self._answers(model, list(group))
+            try:
+                outcomes += self._answers(model, list(group))
+            except _OF_ALL as error:  # The other groups would wait for it, too.
+                outcomes += [_failed(error, items)] * (len(items) - len(outcomes))
+                break
         return outcomes, max(time.monotonic() - started, 1e-6)
 
     def _answers(self, model: Any, items: list[Item]) -> list[Any]:
@@ -365,7 +369,9 @@ class Lane:
             if isinstance(error, IndexFileError):
                 self.error = error
             parts = [list(part) for _, part in groupby(items, lambda item: id(item[0]))]
-            if len(parts) == 1 or isinstance(error, _OF_ALL):
+            if isinstance(error, _OF_ALL):
+                raise
+            if len(parts) == 1:
                 return [_failed(error, items)] * len(items)
             outcomes: list[Any] = []
             for part in parts:

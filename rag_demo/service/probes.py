@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Security
+from fastapi import APIRouter, Query, Security
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from rag_demo.service.responses import BEARER, Problem
 from rag_demo.service.service import Running
+from torch_utils import live_memory
 
 _PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {
@@ -81,6 +83,14 @@ async def models(service: Running) -> dict[str, Any]:
 async def unload(service: Running, name: str) -> dict[str, Any]:
     """Unload a model or the index; the next request loads it again."""
     return await service.unload(name)
+
+
+@router.get("/debug/memory", dependencies=_TOKEN)
+async def memory(least_bytes: Annotated[int, Query(ge=1)] = 1 << 20) -> dict[str, Any]:
+    """List the tensors that are alive, the largest first, with what holds them."""
+    found = await asyncio.to_thread(live_memory, least_bytes=least_bytes)
+    entries = await asyncio.to_thread(lambda: [each.as_dict() for each in found.entries])
+    return {"total_bytes": found.total_bytes, "entries": entries}
 
 
 @router.post("/admin/reload", dependencies=_TOKEN)

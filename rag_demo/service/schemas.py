@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rag_demo.searching import MODES, check_search
 from rag_demo.service.responses import Problem
-from rag_demo.stores.filters import parse_filter
+from rag_demo.stores.filters import Condition, Filter, parse_filter
 
 _MAX_FILTER_BYTES = 1 << 16
+_MAX_CONDITIONS = 64  # of a filter; each is looked up among all documents
+_SHOWN_CHARS = 80  # of an unknown field
 
 
 def _as_list(value: Any) -> Any:
@@ -31,16 +33,26 @@ def _check_filter(where: dict[str, Any]) -> dict[str, Any]:
     """Check a filter with the store's parser and pass on its message."""
     try:
         text = orjson.dumps(where)  # Fails for integers over 64 bits, and for deep nesting.
-        parse_filter(where)
+        count = _count(parse_filter(where))
     except TypeError as error:
         raise ValueError(str(error)) from None
     if len(text) > _MAX_FILTER_BYTES or orjson.loads(text) != where:  # NaN and infinity
         raise ValueError(f"must have finite numbers and at most {_MAX_FILTER_BYTES:,} bytes")
+    if count > _MAX_CONDITIONS:
+        raise ValueError(f"must have at most {_MAX_CONDITIONS} conditions, got {count}")
     return where
+
+
+def _count(part: Filter) -> int:
+    return 1 if isinstance(part, Condition) else sum(map(_count, part.parts))
 
 
 Score = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=False)]  # 5.0 is 5, as in JSON Schema.
+Neighbors = Annotated[
+    int,
+    Field(ge=0, le=10, description="Passages before and after a result that its text includes."),
+]
 Text = Annotated[str, Field(min_length=1)]
 Query = Annotated[str, Field(pattern=r"\S")]
 # fail_fast: an error for each of millions of items would take minutes.
@@ -74,20 +86,29 @@ class _Strict(BaseModel):
 
 
 class _Own(_Strict):
-    """A request of this service alone; unknown fields are refused."""
+    """A request of this service alone; unknown fields are refused.
 
-    model_config = ConfigDict(extra="forbid")
+    `extra="forbid"` would make an error for each of a million fields.
+    """
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
+
+    @model_validator(mode="after")
+    def _knows_all_fields(self) -> Self:
+        for name in self.model_extra or ():
+            raise ValueError(f"the field {name[:_SHOWN_CHARS]!r} is unknown")
+        return self
 
 
-def _one_of(*names: str) -> ConfigDict:
+def _one_of(*names: str, **schema: Any) -> ConfigDict:
     given: Any = [{"required": [n], "properties": {n: {"not": {"type": "null"}}}} for n in names]
-    return ConfigDict(json_schema_extra={"oneOf": given})
+    return ConfigDict(json_schema_extra={"oneOf": given, **schema})
 
 
 class SearchRequest(_Own):
     """One query or several: exactly one of ``query`` and ``queries``."""
 
-    model_config = _one_of("query", "queries")
+    model_config = _one_of("query", "queries", additionalProperties=False)
 
     query: Query | None = Field(None, examples=["what is a lease?"])
     queries: Queries | None = None
@@ -99,6 +120,7 @@ class SearchRequest(_Own):
     )
     rerank: bool = Field(False, description="Order five times top_k results by the reranker.")
     include_text: bool = Field(True, description="Whether results contain their texts.")
+    neighbors: Neighbors = 0
 
     @model_validator(mode="after")
     def _has_queries(self) -> SearchRequest:

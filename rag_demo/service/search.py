@@ -18,10 +18,10 @@ from rag_demo.service import models
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, check_model, respond
 from rag_demo.service.schemas import EmbeddingsRequest, EmbedRequest, RerankRequest, SearchRequest
-from rag_demo.service.service import Running, Service
+from rag_demo.service.service import JSONRoute, Running, Service
 from rag_demo.vectors import Vectors, normalized
 
-router = APIRouter()
+router = APIRouter(route_class=JSONRoute)
 _RERANKED = 5  # times as many results are reranked as are wanted
 
 
@@ -46,6 +46,7 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
             request, "model", partial(models.embed, "query"), queries, deadline
         )
     options: Any = {"top_k": wanted, "min_score": body.min_score, "where": body.where, "mode": mode}
+    options["neighbors"] = body.neighbors
     inputs = list(zip(queries, vectors, strict=True))
     job = Job(partial(service.index.search, options), inputs, tokens)
     found: list[list[SearchResult]] = await service.lanes["index"].run(request, job, deadline)
@@ -186,5 +187,16 @@ async def embeddings(request: Request, service: Running, body: EmbeddingsRequest
 async def list_models(service: Running) -> dict[str, Any]:
     """List the embedding model and the reranker."""
     *lanes, _index = service.lanes.values()
-    card = {"object": "model", "created": 0, "owned_by": "rag-demo"}
-    return {"object": "list", "data": [{"id": lane.host.name, **card} for lane in lanes]}
+    return {"object": "list", "data": [_card(lane.host.name) for lane in lanes]}
+
+
+@router.get("/v1/models/{name:any}")
+async def get_model(service: Running, name: str) -> dict[str, Any]:
+    """Describe the embedding model or the reranker."""
+    *lanes, _index = service.lanes.values()
+    check_model(name, *(lane.host.name for lane in lanes))
+    return _card(name)
+
+
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}

@@ -31,6 +31,7 @@ from torch_utils.prometheus import register
 log = logging.getLogger("rag_demo.service")
 _NEW_CONNECTION_S = 3.0  # for the first request of a connection at shutdown
 _CLOSING_S = 10.0
+_TUNING = ("OMP_", "OPENBLAS_", "MKL_", "MALLOC_", "LD_PRELOAD", "PYTORCH_", "CUDA_")
 _ERRORS: dict[str, Any] = {"application/problem+json": {}, "application/json": {}}
 
 
@@ -130,6 +131,8 @@ def run_server(
     app = create_app(settings, limits=limits, load_model=load_model)
     server = Server(app, settings, limits)
     log.info("serving at %s port %d, process %d", *listener.getsockname()[:2], os.getpid())
+    tuned = sorted(f"{name}={os.environ[name]}" for name in os.environ if name.startswith(_TUNING))
+    log.info("environment: %s", " ".join(tuned) or "no variable for threads or memory is set")
     try:
         with listener:
             server.run([listener])

@@ -83,10 +83,10 @@ CLIENT, ADMIN = "client-" + "c" * 16, "admin-" + "a" * 16
 
 def test_each_token_opens_its_own_routes(index: Path) -> None:
     expected = {
-        CLIENT: [200, 200, 200, 403, 403, 200],
-        ADMIN: [200, 200, 200, 422, 200, 200],
-        "other": [401, 401, 401, 401, 401, 200],
-        "": [401, 401, 401, 401, 401, 200],
+        CLIENT: [200, 200, 200, 403, 403, 403, 200],
+        ADMIN: [200, 200, 200, 422, 200, 200, 200],
+        "other": [401, 401, 401, 401, 401, 401, 200],
+        "": [401, 401, 401, 401, 401, 401, 200],
     }
     paths: list[Any] = [
         ("POST", "/search", {"json": {"query": "a"}}),
@@ -94,6 +94,7 @@ def test_each_token_opens_its_own_routes(index: Path) -> None:
         ("GET", "/documents/1", {}),
         ("PUT", "/documents", {"json": {"documents": []}}),
         ("GET", "/admin/models", {}),
+        ("GET", "/debug/memory", {}),
         ("GET", "/", {}),
     ]
     answers = ask(
@@ -134,10 +135,29 @@ def test_log_line_names_the_client_of_a_refused_request(
     assert own.headers["x-request-id"] == "trace-1"
     assert len(generated.headers["x-request-id"]) == 32
     lines = [record.__dict__ for record in caplog.records if "status" in record.__dict__]
-    assert [(each["client"], each["route"], each["status"]) for each in lines[-2:]] == [
-        ("203.0.113.5", "unknown", 401),
-        ("203.0.113.5", "unknown", 401),
+    names = ("client", "method", "route", "status")
+    assert [tuple(each[name] for name in names) for each in lines[-2:]] == [
+        ("203.0.113.5", "POST", "/search", 401),
+        ("203.0.113.5", "GET", "/documents/7", 401),
     ]
+
+
+def test_nothing_that_a_client_invents_is_kept(
+    index: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither as a label of metrics nor, at full length, in the log."""
+    with caplog.at_level("INFO", "rag_demo.service"):
+        *_, exposition = ask(
+            index,
+            *((f"INVENTED{n}", "/search", {}) for n in range(20)),
+            *(("GET", f"/invented{n}" + "x" * 10_000 + "%0A", {}) for n in range(20)),
+            ("GET", "/metrics", {}),
+        )
+    assert "invented" not in exposition.text.lower()
+    assert 'method="other"' in exposition.text
+    lines = [record.getMessage() for record in caplog.records if "status" in record.__dict__]
+    assert max(map(len, lines)) < 300
+    assert not any("INVENTED" in line or "\n" in line for line in lines)
 
 
 def conversation(served: Service, request: bytes) -> bytes:
@@ -170,6 +190,6 @@ def test_invalid_request_forges_no_line_of_the_log(index: Path) -> None:
         assert served.ask("/%1b[31m%0aFAKE")[0] == 404
         assert served.stop() == 143
         output = served.output()
-    assert not [text for text in ("Traceback", "\x1b", "FAKE") if text in output]
+    assert not [text for text in ("Traceback", "\x1b", "\nFAKE") if text in output]
     assert "Invalid HTTP" not in output  # A warning of uvicorn, which clients can cause.
     assert 404 in [json.loads(line).get("status") for line in output.splitlines()]

@@ -172,3 +172,48 @@ def test_invalid_body_is_explained_with_a_pointer(index: Path) -> None:
     for (sent, pointer, message), answer in zip(cases, answers, strict=True):
         detail = answer.json()["detail"]
         assert f"{pointer}: " in detail and message in detail, sent
+
+
+def test_millions_of_unknown_fields_are_one_error(index: Path) -> None:
+    fields = {f"unknown{n}": 0 for n in range(100_000)}
+    for path, body in (
+        ("/search", {"query": "a", **fields}),
+        ("/documents/delete", {"ids": ["1"], **fields}),
+    ):
+        (answer,) = ask(index, ("POST", path, {"json": body}), writable=True)
+        assert answer.status_code == 422
+        assert answer.json()["detail"].count("unknown") == 2
+        assert "the field 'unknown0' is unknown" in answer.json()["detail"]
+
+
+def test_filter_has_a_limited_number_of_conditions(index: Path) -> None:
+    where = {"$or": [{"n": number} for number in range(65)]}
+    few, many = ask(
+        index,
+        search({"query": "a", "where": {"$or": where["$or"][:64]}}),
+        search({"query": "a", "where": where}),
+    )
+    assert (few.status_code, many.status_code) == (200, 422)
+    assert "at most 64 conditions, got 65" in many.json()["detail"]
+
+
+def test_results_have_their_scores_and_neighbors(index: Path) -> None:
+    answer, wrong = ask(
+        index,
+        search({"query": TEXTS[0], "neighbors": 1}),
+        search({"query": TEXTS[0], "neighbors": 11}),
+    )
+    best = answer.json()["results"][0]
+    assert set(best["scores"]) == {"dense", "bm25"} and best["scores"]["dense"] > 0.99
+    assert wrong.status_code == 422
+
+
+def test_models_are_described_one_by_one(index: Path) -> None:
+    listed, *found, unknown = ask(
+        index,
+        ("GET", "/v1/models", {}),
+        ("GET", "/v1/models/hashed", {}),
+        ("GET", "/v1/models/nowhere", {}),
+    )
+    assert [each.json() for each in found] == listed.json()["data"]
+    assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "model_not_found"
