@@ -1,8 +1,8 @@
-"""Lane: a model or the index in its host, with a thread that uses it and queues before it.
+"""Lane: a model or the index in its host, with a thread that uses it and a queue before it.
 
 Small jobs go before bulk, and each takes its turn: a query waits for the batch that runs, and not
 for bulk that waits. A batch never waits for more requests; requests that arrive while a batch runs
-form the next batch, and whole jobs are finished in order.
+form the next batch, and whole jobs are finished in order. More than a number of tokens do not wait.
 """
 
 from __future__ import annotations
@@ -27,14 +27,7 @@ from rag_demo.service.settings import Settings
 from torch_utils import ModelHost, ModelInUseError
 
 _BULK_TOKENS = 1024  # of a job; a larger one is bulk
-_SMALL_TURN_S, _BULK_TURN_S = 0.25, 0.05  # of a batch, by the measured rate
-_WHOLE_S = 0.1  # A batch of the model that takes longer is computed in parts.
-_FIRST_TOKENS = 256  # in a batch before anything is measured
-_BATCH_INPUTS = 512  # A slow model is noticed within one batch, whatever was measured before.
-_SAFETY = 0.8  # A measured rate may be too high.
-_STALE_S = 60.0  # An older rate refuses nothing.
-_FORGET = 0.8  # the weight of earlier batches in the measured rate
-_LOOK_S = 1.0  # between looks for jobs that a slow batch makes late
+_BATCH_INPUTS = 512
 _OF_ALL = (IndexFileError, PostgresError)  # errors that do not come from one of the jobs
 
 
@@ -51,7 +44,6 @@ class Job:
         answer: The result of each input. The lane sets it.
         results: The results so far.
         taken: How many inputs have been taken from the queue.
-        deadline: When the answer is due, by the event loop's clock. The lane sets it.
         request_id: For the log.
         queued_at: Time of creation, by ``time.perf_counter``.
     """
@@ -63,7 +55,7 @@ class Job:
         self.key = repr(compute)
         self.answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self.results: list[Any] = []
-        self.taken, self.deadline = 0, 0.0
+        self.taken = 0
         self.request_id, self.queued_at = REQUEST_ID.get(), time.perf_counter()
 
 
@@ -72,98 +64,50 @@ Item = tuple[Job, Any]
 
 
 class Queue:
-    """Jobs in the order of their arrival, and the measured rate at which they are computed.
+    """Jobs in the order of their arrival: small ones and bulk.
 
     Attributes:
-        began: When the batch that runs got its model, by ``time.monotonic``; None without one.
         tokens: Of the inputs that wait.
-        taken: Tokens of the batch that runs.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self.began: float | None = None
-        self.tokens = self.taken = 0
-        self._timeout_s = timeout_s
-        self._jobs: deque[Job] = deque()
-        self._done, self._seconds, self._measured_at = 0.0, 0.0, 0.0
-
-    @property
-    def rate(self) -> float | None:
-        """Tokens per second, at most those of the running batch so far; None if unknown."""
-        now, began, rates = time.monotonic(), self.began, []
-        if self._seconds and now - self._measured_at < _STALE_S:
-            rates.append(self._done / self._seconds)
-        if began is not None and now > began:
-            rates.append(self.taken / (now - began))
-        return min(rates, default=None)
+    def __init__(self, most_tokens: int) -> None:
+        self.tokens, self._most = 0, most_tokens
+        self.small, self.bulk = deque[Job](), deque[Job]()
 
     def add(self, job: Job) -> None:
         """Append a job.
 
         Raises:
-            Problem: By the measured rate it would not be finished in time.
+            Problem: Too many tokens are waiting.
         """
-        if problem := self._refusal(job, self.taken + self.tokens):
-            raise problem
-        self._jobs.append(job)
-        self.tokens += sum(job.tokens)
+        tokens = sum(job.tokens)
+        if self.tokens and self.tokens + tokens > self._most:
+            metrics.REFUSED.inc()
+            detail = f"about {self.tokens:,} tokens are waiting; try again after Retry-After"
+            raise overloaded(1, detail)
+        (self.small if tokens <= _BULK_TOKENS else self.bulk).append(job)
+        self.tokens += tokens
 
-    def _refusal(self, job: Job, ahead: int) -> Problem | None:
-        """Return why a job cannot be finished in time behind so many tokens; None if it can."""
-        tokens, rate = sum(job.tokens[job.taken :]), self.rate
-        if not rate:
-            return None
-        most_s = _SAFETY * self._timeout_s
-        if tokens > _BULK_TOKENS and tokens / rate > most_s:
-            detail = f"about {tokens:,} tokens; at most {int(most_s * rate):,} can be"
-            return Problem(413, f"{detail} computed in time; send fewer texts in a request")
-        left_s = _SAFETY * (job.deadline - asyncio.get_running_loop().time())
-        wait_s = (ahead + tokens) / rate
-        if not ahead or wait_s <= left_s:
-            return None
-        metrics.REFUSED.inc()
-        detail = f"requests for about {wait_s:.0f} s are waiting; try again after Retry-After"
-        return overloaded(wait_s - left_s, detail)
-
-    def refuse_late(self) -> None:
-        """Refuse the waiting jobs that the current rate makes late."""
-        ahead = self.taken
-        for job in self._jobs:
-            if job.answer.done() or job.taken:
-                continue
-            if problem := self._refusal(job, ahead):
-                job.answer.set_exception(problem)
-            else:
-                ahead += sum(job.tokens)
-
-    def take(self, budget: float) -> list[Item]:
+    def take(self, jobs: deque[Job], budget: int) -> list[Item]:
         """Take inputs of about so many tokens, and at least one; those of one key are together."""
         items: list[Item] = []
-        while self._jobs:
-            job = self._jobs[0]
+        while jobs:
+            job = jobs[0]
             if job.answer.done() or job.taken == len(job.inputs):  # It was dropped, or is taken.
-                self._jobs.popleft()
+                jobs.popleft()
                 continue
             tokens = job.tokens[job.taken]
             if items and (tokens > budget or len(items) == _BATCH_INPUTS):
                 break
             items.append((job, job.inputs[job.taken]))
             budget, job.taken = budget - tokens, job.taken + 1
-            self.tokens, self.taken = self.tokens - tokens, self.taken + tokens
+            self.tokens -= tokens
         return sorted(items, key=lambda item: item[0].key)
 
     def drop(self, job: Job) -> None:
         """Forget the tokens of a job that is answered before all its inputs were taken."""
         self.tokens -= sum(job.tokens[job.taken :])
         job.taken = len(job.inputs)
-
-    def finish(self, seconds: float) -> None:
-        """End a batch; ``seconds`` is 0 if it failed, because what fails at once looks fast."""
-        if seconds:
-            self._done = _FORGET * self._done + self.taken
-            self._seconds = _FORGET * self._seconds + seconds
-            self._measured_at = time.monotonic()
-        self.taken, self.began = 0, None
 
 
 class Lane:
@@ -176,6 +120,7 @@ class Lane:
         name: The name, for threads and metrics.
         host: The host of the model or the index.
         settings: The service's settings.
+        batch_tokens: How many tokens are computed together, if the model does not say it.
         before: Called in the lane's thread before each batch.
 
     Attributes:
@@ -183,7 +128,7 @@ class Lane:
         has_loaded: Whether a load has succeeded.
         max_tokens: How many tokens of a text the model reads; None if that is unknown.
         dimension: Length of the model's vectors; 0 without them.
-        batch_tokens: How many tokens the model computes together; 0 if that is unknown.
+        batch_tokens: How many tokens are computed together.
     """
 
     def __init__(
@@ -191,16 +136,16 @@ class Lane:
         name: str,
         host: ModelHost[Any],
         settings: Settings,
+        batch_tokens: int,
         before: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.host, self._settings, self._before = name, host, settings, before
         self.error: BaseException | None = None
         self.has_loaded = False
         self.max_tokens: int | None = None
-        self.dimension = self.batch_tokens = 0
-        self._small, self._bulk = Queue(settings.timeout), Queue(settings.timeout)
-        small, bulk = self._small, self._bulk
-        metrics.WAITING.labels(name).set_function(lambda: small.tokens + bulk.tokens)
+        self.dimension, self.batch_tokens = 0, batch_tokens
+        self._queue = queue = Queue(settings.max_waiting_tokens)
+        metrics.WAITING.labels(name).set_function(lambda: queue.tokens)
         self._wake = asyncio.Event()
         # OpenMP makes its own threads again for each new thread that computes.
         self._thread = ThreadPoolExecutor(1, f"lane {name}")
@@ -226,7 +171,7 @@ class Lane:
                 if not self.has_loaded:
                     self.max_tokens = getattr(model, "max_tokens", None)
                     self.dimension = int(getattr(model, "dimension", 0))
-                    self.batch_tokens = int(getattr(model, "batch_tokens", 0))
+                    self.batch_tokens = int(getattr(model, "batch_tokens", self.batch_tokens))
                 self.error, self.has_loaded = None, True
                 return function(model)
         except BaseException as error:  # Extensions in other languages raise such errors too.
@@ -271,9 +216,7 @@ class Lane:
             raise overloaded(5, reason, status=503)
         if self.error is not None:
             raise problem_of(self.error)
-        job.deadline = deadline
-        chosen = self._small if sum(job.tokens) <= _BULK_TOKENS else self._bulk
-        chosen.add(job)
+        self._queue.add(job)
         self._wake.set()
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnect(request))
         try:
@@ -291,48 +234,32 @@ class Lane:
             raise overloaded(5, message, status=504 if has_begun else 503)
         finally:
             job.answer.cancel()
-            chosen.drop(job)
+            self._queue.drop(job)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
 
     async def _work(self) -> None:
+        queue = self._queue
         while True:
             self._wake.clear()
-            for chosen, turn_s in ((self._small, _SMALL_TURN_S), (self._bulk, _BULK_TURN_S)):
-                if items := chosen.take(self._budget(chosen, turn_s)):
-                    await self._compute(chosen, items)
+            for jobs in (queue.small, queue.bulk):
+                before = queue.tokens
+                if items := queue.take(jobs, min(self._settings.batch_tokens, self.batch_tokens)):
+                    await self._compute(items, before - queue.tokens)
                     self._wake.set()
             await self._wake.wait()
 
-    def _budget(self, chosen: Queue, turn_s: float) -> float:
-        """Return the tokens of the next batch: those of a turn, or a whole batch of the model.
-
-        Less than a whole batch may not keep the device busy, but a query may have to wait for it.
-        """
-        rate, tokens = chosen.rate or self._small.rate, float(self.batch_tokens)
-        if rate is None:
-            tokens = tokens or _FIRST_TOKENS
-        elif tokens < rate * turn_s or tokens > rate * _WHOLE_S:
-            tokens = rate * turn_s
-        return min(self._settings.batch_tokens, tokens)
-
-    async def _compute(self, chosen: Queue, items: list[Item]) -> None:
+    async def _compute(self, items: list[Item], tokens: int) -> None:
         started = time.perf_counter()
-        metrics.BATCH.labels(self.name).observe(chosen.taken)
+        metrics.BATCH.labels(self.name).observe(tokens)
         for job in dict.fromkeys(job for job, _ in items if not job.results):
             metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
-        call = asyncio.ensure_future(self.call(partial(self._run, chosen, items)))
         try:
-            while not (await asyncio.wait([call], timeout=_LOOK_S))[0]:
-                chosen.refuse_late()
-            outcomes, seconds = call.result()
+            outcomes = await self.call(partial(self._run, items))
         except BaseException as error:  # Of the load: the next attempt may succeed.
             if isinstance(error, asyncio.CancelledError):
                 raise
-            outcomes, seconds = [_failed(error, items)] * len(items), 0.0
-        has_failed = any(isinstance(outcome, Problem) for outcome in outcomes)
-        chosen.finish(0.0 if has_failed else seconds)
-        chosen.refuse_late()
+            outcomes = [_failed(error, items)] * len(items)
         metrics.INFERENCE_SECONDS.labels(self.name).observe(time.perf_counter() - started)
         for (job, _), outcome in zip(items, outcomes, strict=True):
             if job.answer.done():
@@ -348,17 +275,15 @@ class Lane:
             with contextlib.suppress(ModelInUseError):
                 await asyncio.to_thread(self.host.unload)
 
-    def _run(self, chosen: Queue, items: list[Item], model: Any) -> tuple[list[Any], float]:
-        """Return the result of each input or a `Problem`, and the seconds. Runs in a thread."""
+    def _run(self, items: list[Item], model: Any) -> list[Any]:
+        """Return the result of each input, or a `Problem`. Runs in the lane's thread."""
         outcomes: list[Any] = []
-        chosen.began = started = time.monotonic()
         for _, group in groupby(items, lambda item: item[0].key):
             try:
                 outcomes += self._answers(model, list(group))
             except _OF_ALL as error:  # The other groups would wait for it, too.
-                outcomes += [_failed(error, items)] * (len(items) - len(outcomes))
-                break
-        return outcomes, max(time.monotonic() - started, 1e-6)
+                return outcomes + [_failed(error, items)] * (len(items) - len(outcomes))
+        return outcomes
 
     def _answers(self, model: Any, items: list[Item]) -> list[Any]:
         job = items[0][0]

@@ -29,6 +29,7 @@ from torch_utils import ModelHost, ModelInUseError
 
 log = logging.getLogger("rag_demo.service")
 _TICK_S = 0.5
+_BATCH_TOKENS = {"model": 512, "reranker": 4096}  # of those that do not say it
 _SMALL_BYTES = 1 << 16  # of a body
 _LONGEST_PAUSE_S = 30.0  # between two loads that fail
 _REPORTED = ("freed_bytes", "returned_bytes", "duration_s")  # Holders may be files of the server.
@@ -78,8 +79,11 @@ class Service:
         if settings.reranker is not None:
             load = partial(load_reranker, settings.reranker, device, trust)
             hosts["reranker"] = ModelHost(load, name=Path(settings.reranker).name, **options)
-        self.lanes = {name: Lane(name, host, settings) for name, host in hosts.items()}
-        self.lanes["index"] = Lane("index", self.index.host, settings, self.index.refresh)
+        self.lanes = {
+            name: Lane(name, host, settings, _BATCH_TOKENS[name]) for name, host in hosts.items()
+        }
+        most, index = settings.batch_tokens, self.index
+        self.lanes["index"] = Lane("index", index.host, settings, most, index.refresh)
         self._tasks: set[asyncio.Task[Any]] = set()
         for lane in self.lanes.values():
             self._start(self._keep_loaded(lane))

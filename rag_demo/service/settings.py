@@ -89,6 +89,7 @@ class Settings(BaseSettings):
         "thread", "Run each model in this process, or in its own."
     )
     batch_tokens: Count = _option(32_768, "Tokens that are computed together.")
+    max_waiting_tokens: Count = _option(262_144, "Tokens in a queue; more requests get 429.")
 
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: Port = _option(8000, "Port to listen on; 0 for a free port.")
