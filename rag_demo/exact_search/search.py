@@ -155,7 +155,7 @@ def search(source: Source, queries: Vectors, top_k: int) -> Pairs:
                     scores = pad(scores, (0, missing), value=-torch.inf)
                 blocks = scores.unflatten(1, (block, -1))
                 maxima = blocks.amax(1).float()
-            best = torch.cat([best, maxima], 1).topk(top_k, dim=1).values
+                best = torch.cat([best, maxima], 1).topk(top_k, dim=1).values
             least = lower(torch.maximum(lower(best[:, -1:]), bar))
             query, place = (maxima >= least).nonzero(as_tuple=True)
             inside = blocks[query, :, place].float()
