@@ -123,8 +123,11 @@ class Index:
     def refresh(self) -> None:
         """Open a new version of the index that another process has written, before a batch.
 
-        A version that cannot be opened is tried again after the next change.
+        A version that cannot be opened is tried again after the next change. During a change of
+        the service itself, searches do not wait for it.
         """
+        if self._changing.locked():
+            return
         stamp = self._read_stamp()
         if stamp != self._stamp:
             self._stamp = stamp
