@@ -24,6 +24,7 @@ from torch_utils import ReleasedError, find_batch_size
 Kind = Literal["query", "document"]
 Prompts = Mapping[str, str]  # by kind
 _CHARS_PER_TOKEN = 512  # at most, in any ordinary text
+_PAYS_SOONER = 4
 _BYTES_PER_TOKEN = 4  # about
 _PART_CHARS, _LEAST_CHARS = 1 << 19, 128  # Up to 4,096 texts are prepared at once.
 _MOST_TOKENS = 1 << 30  # A larger limit stands for none.
@@ -141,7 +142,9 @@ def encode(
         sizes = np.arange(1, len(lengths) + 1) * lengths[0]  # The first one is the longest.
         fits = (sizes <= tokens) & (sizes - np.cumsum(lengths) <= limits.padding)
         count = max(1, int(fits.sum()))
-        many = worth(int(sizes[count - 1]) * encoder.weights, torch.get_num_threads())
+        # Two threads pay sooner than in a search, whose vectors must be read.
+        work = _PAYS_SOONER * int(sizes[count - 1]) * encoder.weights
+        many = worth(work, torch.get_num_threads())
         with turn(), threads(many):
             vectors, event = encoder.launch(inputs[:count], kind).float(), None
             if limits.pinned:

@@ -31,7 +31,7 @@ checks.positive_data_acceptance.expected-statuses = [200, 413, 422, 429]
 include-name = "PUT /documents"  # It cannot say that ids must differ.
 checks.positive_data_acceptance.expected-statuses = [200, 413, 422, 429]
 [[operations]]
-include-name = "POST /embed"
+include-name = ["POST /embed", "GET /documents"]
 checks.positive_data_acceptance.expected-statuses = [200, 413, 422, 429]
 """
 
