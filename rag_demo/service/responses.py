@@ -8,6 +8,7 @@ from __future__ import annotations
 import http
 import json
 import math
+import re
 from typing import Any
 
 import orjson
@@ -126,7 +127,13 @@ async def respond_to_error(request: Request, error: Any) -> Response:
     if isinstance(error, RequestValidationError):
         error = _invalid_request(request, error)
     elif not isinstance(error, Problem):
-        error = Problem(error.status_code, error.detail, headers=error.headers)
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
+            # starlette names the methods of one of several routes with the path.
+            path = re.sub(r":\w+}", "}", getattr(request.scope.get("route"), "path", ""))
+            methods = request.app.openapi()["paths"].get(path, {})
+            headers |= {"allow": ", ".join(map(str.upper, methods))} if methods else {}
+        error = Problem(error.status_code, error.detail, headers=headers)
     return problem_response(error, request.scope["path"], request.scope["request_id"])
 
 

@@ -217,3 +217,10 @@ def test_models_are_described_one_by_one(index: Path) -> None:
     )
     assert [each.json() for each in found] == listed.json()["data"]
     assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "model_not_found"
+
+
+def test_method_that_is_not_allowed_is_told_the_others(index: Path) -> None:
+    for path, methods in (("/documents", {"GET", "PUT"}), ("/documents/1", {"GET", "DELETE"})):
+        (answer,) = ask(index, ("POST", path, {}))
+        assert answer.status_code == 405
+        assert {*answer.headers["allow"].split(", ")} == methods
