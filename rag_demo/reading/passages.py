@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rag_demo.reading.document import Document
@@ -15,6 +16,7 @@ LONG_CHARS = 900  # of a text that is cut although a model can read it: it is fo
 SHORTEST = 20  # characters of a section, and of a passage that is cut again
 _BLOCK = 1 << 14  # characters that are cut together: the splitter's time is quadratic in a line
 _SPACES = re.compile(r"\s*")
+_START = attrgetter("start")
 _BELOW = " > "  # between the headings of a path
 
 Lengths = Callable[[Sequence[str]], Sequence[float]]
@@ -77,29 +79,23 @@ def cut(
         if number < 0 or not tables or place >= tables[number].stop:
             return ""
         header = text[tables[number].start : tables[number].rows]
-        return header if len(header) <= size // 2 else ""
-
-    def with_room(place: int, piece: str) -> list[tuple[int, str]]:
-        """Cut a piece of a table again, so that it has room for the header."""
-        header = header_at(place)
-        if len(header) + len(piece) <= size:
-            return [(0, piece)]
-        return _pieces(piece, size - len(header), overlap, True)
+        return header if len(header) <= size // 4 else ""
 
     for start, body, stop, heading in _sections(text, headings):
         if body - start > size // 2:
             body = start
         # A heading is not left alone: it is put before the first piece.
         begin = start if body > start else None
-        room = size - (body - start)
+        low, high = (bisect_left(tables or (), place, key=_START) for place in (start, stop))
+        headers = [len(header_at(each.rows)) for each in (tables or ())[low:high]]
+        room = size - (body - start) - max(headers, default=0)
         while body < stop:
             end = _end_of_block(text, body, stop)
             for offset, piece in _pieces(text[body:end], room, overlap, tables is not None):
-                for inner, part in with_room(body + offset, piece):
-                    first = body + offset + inner
-                    place = first if begin is None else begin
-                    yield Passage(place, first + len(part), heading, header_at(first))
-                    begin = None
+                first = body + offset
+                place = first if begin is None else begin
+                yield Passage(place, first + len(piece), heading, header_at(first))
+                begin = None
             body = end
         if begin is not None:
             yield Passage(begin, begin + len(text[begin:stop].rstrip()), heading)
