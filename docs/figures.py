@@ -431,6 +431,30 @@ def quality(result: Result) -> str:
     )
 
 
+@from_file("quality_docs")
+def fusion(result: Result) -> str:
+    """nDCG@10 of three collections, by the constant of the fusion of ranks."""
+    others = [
+        json.loads((RESULTS / f"quality_{name}.json").read_text(encoding="utf-8"))
+        for name in ("scifact", "cranfield")
+    ]
+    kind = "hybrid by the constant of its ranks"
+    constants = list(result[kind])
+    rows = [
+        [
+            f"{name}, {each['questions']} questions",
+            f"{each['modes']['dense']['nDCG@10']['mean']:.3f}",
+            f"{each['modes']['bm25']['nDCG@10']['mean']:.3f}",
+            *(f"{each[kind][constant]['nDCG@10']['mean']:.3f}" for constant in constants),
+        ]
+        for name, each in zip(
+            ("this documentation", "SciFact", "Cranfield"), (result, *others), strict=True
+        )
+    ]
+    heads = ["nDCG@10", "`dense`", "`bm25`", *(f"hybrid, {constant}" for constant in constants)]
+    return table(heads, rows)
+
+
 @from_file("encode")
 def encoding(result: Result) -> str:
     """Texts a second, beside sentence-transformers."""
