@@ -64,7 +64,7 @@ Item = tuple[Job, Any]
 
 
 class Queue:
-    """Jobs in the order of their arrival: small ones and bulk.
+    """Jobs of one kind, small ones or bulk, in the order of their arrival.
 
     Attributes:
         tokens: Of the inputs that wait.
@@ -72,7 +72,7 @@ class Queue:
 
     def __init__(self, most_tokens: int) -> None:
         self.tokens, self._most = 0, most_tokens
-        self.small, self.bulk = deque[Job](), deque[Job]()
+        self._jobs: deque[Job] = deque()
 
     def add(self, job: Job) -> None:
         """Append a job.
@@ -85,29 +85,36 @@ class Queue:
             metrics.REFUSED.inc()
             detail = f"about {self.tokens:,} tokens are waiting; try again after Retry-After"
             raise overloaded(1, detail)
-        (self.small if tokens <= _BULK_TOKENS else self.bulk).append(job)
+        self._jobs.append(job)
         self.tokens += tokens
 
-    def take(self, jobs: deque[Job], budget: int) -> list[Item]:
-        """Take inputs of about so many tokens, and at least one; those of one key are together."""
+    def take(self, budget: int) -> tuple[list[Item], int]:
+        """Take inputs of about so many tokens, and at least one; those of one key are together.
+
+        Returns:
+            The inputs, and how many tokens they have.
+        """
         items: list[Item] = []
-        while jobs:
-            job = jobs[0]
-            if job.answer.done() or job.taken == len(job.inputs):  # It was dropped, or is taken.
-                jobs.popleft()
+        taken = 0
+        while self._jobs:
+            job = self._jobs[0]
+            if job.answer.done() or job.taken == len(job.inputs):  # It has failed, or is taken.
+                self._jobs.popleft()
                 continue
             tokens = job.tokens[job.taken]
-            if items and (tokens > budget or len(items) == _BATCH_INPUTS):
+            if items and (taken + tokens > budget or len(items) == _BATCH_INPUTS):
                 break
             items.append((job, job.inputs[job.taken]))
-            budget, job.taken = budget - tokens, job.taken + 1
-            self.tokens -= tokens
-        return sorted(items, key=lambda item: item[0].key)
+            taken, job.taken = taken + tokens, job.taken + 1
+        self.tokens -= taken
+        return sorted(items, key=lambda item: item[0].key), taken
 
     def drop(self, job: Job) -> None:
-        """Forget the tokens of a job that is answered before all its inputs were taken."""
+        """Forget a job that is answered before all its inputs were taken."""
         self.tokens -= sum(job.tokens[job.taken :])
         job.taken = len(job.inputs)
+        with contextlib.suppress(ValueError):  # It is no longer the first.
+            self._jobs.remove(job)
 
 
 class Lane:
@@ -144,8 +151,10 @@ class Lane:
         self.has_loaded = False
         self.max_tokens: int | None = None
         self.dimension, self.batch_tokens = 0, batch_tokens
-        self._queue = queue = Queue(settings.max_waiting_tokens)
-        metrics.WAITING.labels(name).set_function(lambda: queue.tokens)
+        # Each has the limit for itself: bulk must not keep out what goes before it.
+        self._small, self._bulk = (Queue(settings.max_waiting_tokens) for _ in range(2))
+        small, bulk = self._small, self._bulk
+        metrics.WAITING.labels(name).set_function(lambda: small.tokens + bulk.tokens)
         self._wake = asyncio.Event()
         # OpenMP makes its own threads again for each new thread that computes.
         self._thread = ThreadPoolExecutor(1, f"lane {name}")
@@ -216,7 +225,8 @@ class Lane:
             raise overloaded(5, reason, status=503)
         if self.error is not None:
             raise problem_of(self.error)
-        self._queue.add(job)
+        chosen = self._small if sum(job.tokens) <= _BULK_TOKENS else self._bulk
+        chosen.add(job)
         self._wake.set()
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnect(request))
         try:
@@ -234,18 +244,18 @@ class Lane:
             raise overloaded(5, message, status=504 if has_begun else 503)
         finally:
             job.answer.cancel()
-            self._queue.drop(job)
+            chosen.drop(job)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
 
     async def _work(self) -> None:
-        queue = self._queue
         while True:
             self._wake.clear()
-            for jobs in (queue.small, queue.bulk):
-                before = queue.tokens
-                if items := queue.take(jobs, min(self._settings.batch_tokens, self.batch_tokens)):
-                    await self._compute(items, before - queue.tokens)
+            for queue in (self._small, self._bulk):
+                most = min(self._settings.batch_tokens, self.batch_tokens)
+                items, tokens = queue.take(most)
+                if items:
+                    await self._compute(items, tokens)
                     self._wake.set()
             await self._wake.wait()
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Security
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
-from rag_demo.service.responses import BEARER, Problem
+from rag_demo.service.responses import BEARER, Problem, overloaded
 from rag_demo.service.service import Running
 from torch_utils import live_memory
 
@@ -27,6 +27,7 @@ PAGE_FILES = {
 _TOKEN = [Security(BEARER)]
 
 router = APIRouter()
+_looking = asyncio.Lock()
 
 
 @router.get("/livez")
@@ -88,9 +89,16 @@ async def unload(service: Running, name: str) -> dict[str, Any]:
 @router.get("/debug/memory", dependencies=_TOKEN)
 async def memory(least_bytes: Annotated[int, Query(ge=1)] = 1 << 20) -> dict[str, Any]:
     """List the tensors that are alive, the largest first, with what holds them."""
-    found = await asyncio.to_thread(live_memory, least_bytes=least_bytes)
-    entries = await asyncio.to_thread(lambda: [each.as_dict() for each in found.entries])
-    return {"total_bytes": found.total_bytes, "entries": entries}
+    if _looking.locked():  # It walks through all objects, and other threads wait.
+        raise overloaded(5, "another request looks at the memory")
+
+    def look() -> dict[str, Any]:
+        found = live_memory(least_bytes=least_bytes)
+        entries = [each.as_dict() for each in found.entries]
+        return {"total_bytes": found.total_bytes, "entries": entries}
+
+    async with _looking:
+        return await asyncio.to_thread(look)
 
 
 @router.post("/admin/reload", dependencies=_TOKEN)

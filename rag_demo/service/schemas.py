@@ -13,6 +13,7 @@ from rag_demo.stores.filters import Condition, Filter, parse_filter
 
 _MAX_FILTER_BYTES = 1 << 16
 _MAX_CONDITIONS = 64  # of a filter; each is looked up among all documents
+_MAX_ITEMS = 20_000  # of a list, or of the metadata of a document
 _SHOWN_CHARS = 80  # of an unknown field
 
 
@@ -29,15 +30,27 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _few(values: Any) -> Any:
+    """Refuse a list or an object of too many items before each of them is checked.
+
+    The limits of the service are lower; this one is about the time that a check takes.
+    """
+    if isinstance(values, (list, dict)) and len(values) > _MAX_ITEMS:
+        raise Problem(413, f"{len(values):,} items; at most {_MAX_ITEMS:,} are allowed")
+    return values
+
+
 def _check_filter(where: dict[str, Any]) -> dict[str, Any]:
     """Check a filter with the store's parser and pass on its message."""
     try:
         text = orjson.dumps(where)  # Fails for integers over 64 bits, and for deep nesting.
+        if len(text) > _MAX_FILTER_BYTES:  # Parsing one of megabytes takes seconds.
+            raise ValueError(f"must have at most {_MAX_FILTER_BYTES:,} bytes")
         count = _count(parse_filter(where))
     except TypeError as error:
         raise ValueError(str(error)) from None
-    if len(text) > _MAX_FILTER_BYTES or orjson.loads(text) != where:  # NaN and infinity
-        raise ValueError(f"must have finite numbers and at most {_MAX_FILTER_BYTES:,} bytes")
+    if orjson.loads(text) != where:  # NaN and infinity
+        raise ValueError("must have finite numbers")
     if count > _MAX_CONDITIONS:
         raise ValueError(f"must have at most {_MAX_CONDITIONS} conditions, got {count}")
     return where
@@ -56,8 +69,8 @@ Neighbors = Annotated[
 Text = Annotated[str, Field(min_length=1)]
 Query = Annotated[str, Field(pattern=r"\S")]
 # fail_fast: an error for each of millions of items would take minutes.
-Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1)]
-Queries = Annotated[list[Query], Field(fail_fast=True, min_length=1)]
+Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1), BeforeValidator(_few)]
+Queries = Annotated[list[Query], Field(fail_fast=True, min_length=1), BeforeValidator(_few)]
 TextOrTexts = Annotated[
     Texts,
     BeforeValidator(_as_list, json_schema_input_type=Text | Texts),
@@ -159,7 +172,9 @@ class RerankDocument(BaseModel):
     text: Text
 
 
-Documents = Annotated[list[Text | RerankDocument], Field(fail_fast=True, min_length=1)]
+Documents = Annotated[
+    list[Text | RerankDocument], Field(fail_fast=True, min_length=1), BeforeValidator(_few)
+]
 
 
 class RerankRequest(_Strict):
@@ -189,13 +204,15 @@ class NewDocument(_Own):
 
     id: Annotated[Text, Field(max_length=512)] | None = None
     text: Text
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, Any], BeforeValidator(_few)] = Field(default_factory=dict)
 
 
 class DocumentsRequest(_Own):
     """Documents to add."""
 
-    documents: Annotated[list[NewDocument], Field(fail_fast=True, min_length=1)]
+    documents: Annotated[
+        list[NewDocument], Field(fail_fast=True, min_length=1), BeforeValidator(_few)
+    ]
 
 
 class DeleteRequest(_Own):

@@ -84,8 +84,10 @@ async def _ranked(
     if not texts:
         return [], 0, 0
     at_most(len(texts), service.limits.max_texts, "texts", "texts")
+    (more,) = models.estimate([query])
+    at_most(more, service.limits.max_query_tokens, "tokens in a query", "query")
     logits, tokens, truncated = await service.run_counted(
-        request, "reranker", partial(models.rerank, query), texts, **options
+        request, "reranker", partial(models.rerank, query), texts, more=more, **options
     )
     # tanh is exact where exp would overflow.
     scores = logits if raw else [(1 + math.tanh(logit / 2)) / 2 for logit in logits]

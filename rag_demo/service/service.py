@@ -170,6 +170,7 @@ class Service:
         texts: Sequence[str],
         deadline: float | None = None,
         *,
+        more: int = 0,
         truncate: bool = True,
     ) -> tuple[list[Any], int, int]:
         """Run a job whose function gives a result and the number of tokens of each text.
@@ -180,13 +181,16 @@ class Service:
             compute: See `Job`.
             texts: The texts.
             deadline: See `Lane.run`; by default ``timeout`` from now.
+            more: Tokens that are read with each text.
             truncate: Whether to cut off texts that are too long. Otherwise they are refused.
 
         Returns:
             The results, the number of tokens that were read, and how many texts were cut off.
         """
         chosen = self.lanes[lane]
-        job = Job(compute, texts, estimate(texts, chosen.max_tokens))
+        limit = chosen.max_tokens
+        tokens_of = (count + more for count in estimate(texts, limit))
+        job = Job(compute, texts, [min(count, limit or count) for count in tokens_of])
         rows = await chosen.run(request, job, deadline or self.deadline())
         most = chosen.max_tokens or max(count for _, count in rows)
         truncated = sum(count > most for _, count in rows)
@@ -240,7 +244,10 @@ class _JSONRequest(Request):
         except orjson.JSONDecodeError:
             if len(body) > _SMALL_BYTES:
                 raise
-        return json.loads(body)  # It takes integers of any size, and NaN, which get better errors.
+        try:
+            return json.loads(body)  # It takes integers and NaN, which get better errors.
+        except (ValueError, RecursionError):  # Of 5,000 digits, or nested as deep.
+            raise json.JSONDecodeError("invalid JSON", "", 0) from None
 
 
 class JSONRoute(APIRoute):

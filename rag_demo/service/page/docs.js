@@ -11,7 +11,7 @@ function element(name, className, text) {
 function operation(path, method, described, schemas) {
   const item = element("section", "card");
   item.append(element("h2", "", `${method.toUpperCase()} ${path}`));
-  item.append(element("p", "text", described.description || described.summary || ""));
+  item.append(element("p", "text", (described.description || described.summary || "").replaceAll("``", "")));
   const body = described.requestBody?.content?.["application/json"]?.schema;
   for (const reference of [body, ...(body?.anyOf ?? [])]) {
     const name = reference?.$ref?.split("/").pop();
@@ -20,7 +20,7 @@ function operation(path, method, described, schemas) {
     for (const [field, schema] of Object.entries(schemas[name].properties ?? {})) {
       const isRequired = schemas[name].required?.includes(field);
       const line = element("li");
-      line.append(element("code", "", field), `${isRequired ? " (required)" : ""} ${schema.description ?? ""}`);
+      line.append(element("code", "", field), `${isRequired ? " (required)" : ""} ${(schema.description ?? "").replaceAll("``", "")}`);
       list.append(line);
     }
     item.append(element("p", "about", name), list);

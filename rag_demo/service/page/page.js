@@ -5,7 +5,7 @@ const byId = (id) => document.getElementById(id);
 const COMMON = new Set(("a about an and any are as at be been but by can could did do does for from had has have how i if in "
   + "into is it its me my no not of on or our so than that the their them then there these they this to was we were what when "
   + "where which who whose why will with would you your").split(" "));
-const BEST_FUSED = 2 / 61;  // the score of a document that is first by words and by meaning
+const BEST_FUSED = 2 / 6;  // the score of a document that is first by words and by meaning
 const LONGEST = 4000;  // characters of a text; a megabyte would block the browser
 const ANSWER_MS = 90000, STATE_MS = 10000;  // longer than the limits of the service
 

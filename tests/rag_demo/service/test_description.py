@@ -212,3 +212,11 @@ def test_invalid_token_can_be_corrected(chromium: Any, index: Path) -> None:
         page.keyboard.press("Enter")
         page.locator("#results li").first.wait_for()
         assert not page.locator("#token").is_visible()
+
+
+def test_page_knows_the_best_score_of_a_hybrid_search() -> None:
+    from rag_demo.searching import RANK_CONSTANT
+    from tests.support.programs import ROOT
+
+    script = (ROOT / "rag_demo/service/page/page.js").read_text(encoding="utf-8")
+    assert f"BEST_FUSED = 2 / {RANK_CONSTANT + 1};" in script

@@ -94,6 +94,23 @@ async def test_more_than_a_number_of_tokens_do_not_wait(index: Path) -> None:
     assert large.status_code == 200  # Nothing was waiting.
 
 
+async def test_bulk_does_not_keep_out_small_requests(index: Path) -> None:
+    """One request of bulk may have more tokens than may wait."""
+    gate = Gate()
+    async with serving(index, Embedder(gate), max_waiting_tokens=2_000) as client:
+        first = asyncio.create_task(post(client, "first"))
+        await wait_for_async(gate.entered.is_set)
+        texts = {"inputs": ["word " * 150] * 40}
+        bulk = [asyncio.create_task(client.post("/embed", json=texts)) for _ in range(2)]
+        await wait_for_async(lambda: any(each.done() for each in bulk))
+        small = asyncio.create_task(post(client, "a query"))
+        await wait_for_tokens(client, lambda tokens: tokens > 10_000)
+        gate.open.set()
+        answers = [await each for each in (first, small, *bulk)]
+    assert sorted(each.status_code for each in answers) == [200, 200, 200, 429]
+    assert answers[1].status_code == 200
+
+
 async def test_rest_of_a_request_that_is_late_is_not_computed(index: Path) -> None:
     """And a later one that can be finished is."""
     model = Slow(0.01)

@@ -224,3 +224,23 @@ def test_method_that_is_not_allowed_is_told_the_others(index: Path) -> None:
         (answer,) = ask(index, ("POST", path, {}))
         assert answer.status_code == 405
         assert {*answer.headers["allow"].split(", ")} == methods
+
+
+def test_too_many_items_are_refused_before_each_is_checked(index: Path) -> None:
+    many = [{"text": "b"}] * 20_001
+    facts = dict.fromkeys(map(str, range(20_001)))
+    for method, path, body in (
+        ("PUT", "/documents", {"documents": many}),
+        ("PUT", "/documents", {"documents": [{"text": "a", "metadata": facts}]}),
+        ("POST", "/rerank", {"query": "a", "documents": many}),
+        ("POST", "/search", {"queries": ["a"] * 20_001}),
+    ):
+        (answer,) = ask(index, (method, path, {"json": body}), writable=True)
+        assert (answer.status_code, "20,001" in answer.text) == (413, True), answer.text
+
+
+def test_strange_json_is_invalid_json(index: Path) -> None:
+    for body in (b'{"query": ' + b"9" * 6_000 + b"}", b"[" * 5_000 + b"]" * 5_000):
+        headers = {"content-type": "application/json"}
+        (answer,) = ask(index, ("POST", "/search", {"content": body, "headers": headers}))
+        assert (answer.status_code, answer.json()["detail"]) == (400, "the body is not valid JSON")
