@@ -33,12 +33,18 @@ Result = dict[str, Any]
 TABLES: dict[str, Callable[[], str]] = {}
 
 
+def read_result(name: str) -> Result:
+    """Read ``results/<name>.json``."""
+    result: Result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return result
+
+
 def from_file(name: str) -> Callable[[Callable[[Result], str]], Callable[[Result], str]]:
     """Register a function that makes a table of ``results/<name>.json``."""
 
     def register(make: Callable[[Result], str]) -> Callable[[Result], str]:
         def with_source() -> str:
-            result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+            result = read_result(name)
             source = f"`benchmarks/results/{name}.json`"
             machine = result["machine"]
             where = described(machine)
@@ -434,25 +440,15 @@ def quality(result: Result) -> str:
 @from_file("quality_docs")
 def fusion(result: Result) -> str:
     """nDCG@10 of three collections, by the constant of the fusion of ranks."""
-    others = [
-        json.loads((RESULTS / f"quality_{name}.json").read_text(encoding="utf-8"))
-        for name in ("scifact", "cranfield")
-    ]
-    kind = "hybrid by the constant of its ranks"
-    constants = list(result[kind])
-    rows = [
-        [
-            f"{name}, {each['questions']} questions",
-            f"{each['modes']['dense']['nDCG@10']['mean']:.3f}",
-            f"{each['modes']['bm25']['nDCG@10']['mean']:.3f}",
-            *(f"{each[kind][constant]['nDCG@10']['mean']:.3f}" for constant in constants),
-        ]
-        for name, each in zip(
-            ("this documentation", "SciFact", "Cranfield"), (result, *others), strict=True
-        )
-    ]
-    heads = ["nDCG@10", "`dense`", "`bm25`", *(f"hybrid, {constant}" for constant in constants)]
-    return table(heads, rows)
+    kind, metric, modes = "hybrid by the constant of its ranks", "nDCG@10", ("dense", "bm25")
+    known = {"this documentation": result, "SciFact": read_result("quality_scifact")}
+    rows = []
+    for name, each in {**known, "Cranfield": read_result("quality_cranfield")}.items():
+        scores = [*(each["modes"][mode] for mode in modes), *each[kind].values()]
+        cells = (f"{score[metric]['mean']:.3f}" for score in scores)
+        rows.append([f"{name}, {each['questions']} questions", *cells])
+    heads = [*(f"`{mode}`" for mode in modes), *(f"hybrid, {k}" for k in result[kind])]
+    return table([metric, *heads], rows)
 
 
 @from_file("encode")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from rag_demo.reading.document import Document
@@ -31,20 +32,17 @@ def with_neighbors(
     Returns:
         The results; a ``passage`` is the place of what was found in the longer text.
     """
-    known: dict[tuple[str, str, str], list[int]] = {}
 
+    @cache  # Several results may be of one file.
     def starts(path: str, prefix: str, tail: str) -> list[int]:
-        if (path, prefix, tail) not in known:
-            inside: Any = parse_filter({"path": path})
-            if callable(where):
-                inside = lambda facts: facts.get("path") == path and where(facts)  # noqa: E731
-            elif where is not None:
-                inside = Group("$and", (inside, where))
-            found = map(_PASSAGE_ID.fullmatch, store.matching(inside))
-            parts = [each.groups() for each in found if each]
-            places = (int(each[1]) for each in parts if (each[0], each[2]) == (prefix, tail))
-            known[path, prefix, tail] = sorted(places)
-        return known[path, prefix, tail]
+        inside: Any = parse_filter({"path": path})
+        if callable(where):
+            inside = lambda facts: facts.get("path") == path and where(facts)  # noqa: E731
+        elif where is not None:
+            inside = Group("$and", (inside, where))
+        found = map(_PASSAGE_ID.fullmatch, store.matching(inside))
+        parts = [each.groups() for each in found if each]
+        return sorted(int(each[1]) for each in parts if (each[0], each[2]) == (prefix, tail))
 
     widened = []
     for result in results:

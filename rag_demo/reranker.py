@@ -77,7 +77,7 @@ class Reranker(Resource):
             ModelError: The model cannot be loaded.
             ResourceClosedError: This object is closed.
         """
-        texts = [result.text[slice(*(result.passage or (None,)))] for result in results]
+        texts = [result.passage_text for result in results]
         scores = self.score(query, texts)
         order = sorted(zip(-scores, results, strict=True), key=lambda pair: (pair[0], pair[1].id))
         return [

@@ -74,6 +74,11 @@ class SearchResult(NamedTuple):
     passage: tuple[int, int] | None = None
     scores: Mapping[str, float] = MappingProxyType({})
 
+    @property
+    def passage_text(self) -> str:
+        """The text of the passage, or the whole text without one."""
+        return self.text[slice(*(self.passage or (None,)))]
+
 
 @dataclass(frozen=True)
 class Stats:

@@ -114,7 +114,7 @@ def _restore_options(out: Any, embedding: dict[str, Any]) -> None:
     """Take the prompts and the dimension of the index, if the command names none of them."""
     if embedding["prompts"] or embedding["truncate_dim"]:
         return
-    with contextlib.suppress(RagDemoError):  # There is no index.
+    with contextlib.suppress(RagDemoError):  # Without an index, nothing is restored.
         known = load_manifest(out).model
         if known is not None and known.name == (embedding["model"] or DEFAULT_MODEL):
             embedding.update({name: known.options[name] for name in ("prompts", "truncate_dim")})

@@ -82,9 +82,11 @@ def open_retriever(
 
 def open_reranker(stack: ExitStack, model: str | None, **options: Any) -> Any:
     """Create the reranker, which the stack closes; None without a name."""
+    if model is None:
+        return None
     from rag_demo.reranker import Reranker
 
-    return None if model is None else stack.enter_context(Reranker(model, **options))
+    return stack.enter_context(Reranker(model, **options))
 
 
 def say(text: object) -> None:
@@ -216,9 +218,7 @@ def print_results(
     if with_query:
         click.echo(f"# {on_one_line(query)}")
     for each in results:
-        text = on_one_line(each.text)
-        if not whole:
-            text = on_one_line(each.text[slice(*(each.passage or (None,)))])[:most]
+        text = on_one_line(each.text) if whole else on_one_line(each.passage_text)[:most]
         click.echo(form.format(each.rank, each.score, on_one_line(_place(each)), text))
     if not results:
         click.echo(f"rag-demo: nothing was found for: {on_one_line(query)}", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -15,6 +15,7 @@ _MAX_FILTER_BYTES = 1 << 16
 _MAX_CONDITIONS = 64  # of a filter; each is looked up among all documents
 _MAX_ITEMS = 20_000  # of a list, or of the metadata of a document
 _SHOWN_CHARS = 80  # of an unknown field
+Item = TypeVar("Item")
 
 
 def _as_list(value: Any) -> Any:
@@ -69,8 +70,9 @@ Neighbors = Annotated[
 Text = Annotated[str, Field(min_length=1)]
 Query = Annotated[str, Field(pattern=r"\S")]
 # fail_fast: an error for each of millions of items would take minutes.
-Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1), BeforeValidator(_few)]
-Queries = Annotated[list[Query], Field(fail_fast=True, min_length=1), BeforeValidator(_few)]
+Several = Annotated[list[Item], Field(fail_fast=True, min_length=1), BeforeValidator(_few)]
+Texts = Several[Text]
+Queries = Several[Query]
 TextOrTexts = Annotated[
     Texts,
     BeforeValidator(_as_list, json_schema_input_type=Text | Texts),
@@ -172,9 +174,7 @@ class RerankDocument(BaseModel):
     text: Text
 
 
-Documents = Annotated[
-    list[Text | RerankDocument], Field(fail_fast=True, min_length=1), BeforeValidator(_few)
-]
+Documents = Several[Text | RerankDocument]
 
 
 class RerankRequest(_Strict):
@@ -210,9 +210,7 @@ class NewDocument(_Own):
 class DocumentsRequest(_Own):
     """Documents to add."""
 
-    documents: Annotated[
-        list[NewDocument], Field(fail_fast=True, min_length=1), BeforeValidator(_few)
-    ]
+    documents: Several[NewDocument]
 
 
 class DeleteRequest(_Own):

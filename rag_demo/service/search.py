@@ -52,7 +52,7 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
     found: list[list[SearchResult]] = await service.lanes["index"].run(request, job, deadline)
     if body.rerank:
         for row, (query, its) in enumerate(zip(queries, found, strict=True)):
-            texts = [each.text[slice(*(each.passage or (None,)))] for each in its]
+            texts = [each.passage_text for each in its]
             order, _, cut = await _ranked(request, service, query, texts, False, deadline=deadline)
             found[row] = [
                 its[place]._replace(rank=rank, score=score)

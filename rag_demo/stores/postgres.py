@@ -145,7 +145,7 @@ ORDER BY c.distance, v.place
 """
 _VECTORS_OF = """
 SELECT d.id, v.start, v.stop, vector_send(v.embedding) FROM {documents} d
-JOIN {vectors} v ON v.document = d.number WHERE d.id = %s ORDER BY v.place
+JOIN {vectors} v ON v.document = d.number WHERE d.id = ANY(%s) ORDER BY v.place
 """
 _KEYS = """
 WITH RECURSIVE found (key, value) AS (SELECT each.* FROM {documents}, jsonb_each(facts) each
@@ -449,11 +449,10 @@ class PostgresStore(Resource):
 
             def nearest(pairs: list[tuple[int, str]]) -> list[SearchResult]:
                 assert vectors is not None
-                hits = []
-                for n, name in pairs:
-                    rows = run(_VECTORS_OF, name).fetchall()
-                    hits.append(_best_of_each(rows, vectors[n])[0])
-                return hits
+                rows_of = defaultdict[str, list[Any]](list)
+                for row in run(_VECTORS_OF, [name for _, name in pairs]):
+                    rows_of[row[0]].append(row)
+                return [_best_of_each(rows_of[name], vectors[n])[0] for n, name in pairs]
 
             found = by_mode(request, best, nearest)
             return [_described(run, *each) for each in zip(texts, found, strict=True)]

@@ -60,7 +60,7 @@ def test_index_says_how_many_texts_there_are_and_what_was_skipped(
     source: Path, tmp_path: Path
 ) -> None:
     (source / "x.bin").write_bytes(b"\0")
-    (source / "binary.txt").write_bytes(b"caf\x81 is no text, so this is passed over")
+    (source / "binary.txt").write_bytes(b"caf\x81 is not text, so it is skipped")
     command: tuple[str | Path, ...] = ("index", source, "--out", tmp_path / "i", *TINY)
     result = rag_demo(*command)
     assert result.stdout.startswith(f"indexed {len(texts(tmp_path / 'i'))} texts of ")
