@@ -3,6 +3,7 @@
 The service listens on loopback, with the packaged model and an index of short texts. Environment:
 ``SOAK_S`` (300) seconds of the soak, ``ROUND_S`` (10) of each comparison, ``CLIENTS`` (64).
 Beside the queries, one client embeds 256 texts at a time, and one adds 20 documents at a time.
+During the soak, one client changes documents and opens the index again each second.
 """
 
 from __future__ import annotations
@@ -229,8 +230,18 @@ async def resident(port: int) -> int:
     return int(float(line.split()[1]))
 
 
+async def swap(port: int, until: Any, done: Counter[str]) -> None:
+    """Replace documents with themselves and open the index again, each second, ``until()``."""
+    same = {"documents": [{"id": str(n), "text": text} for n, text in enumerate(TEXTS[:20])]}
+    while not until():
+        for method, path, body in (("PUT", "/documents", same), ("POST", "/admin/reload", None)):
+            status, _ = await request(port, method, path, body)
+            done[f"{method} {path}, {status}"] += 1
+        await asyncio.sleep(1)
+
+
 async def soak(index: Path) -> dict[str, Any]:
-    server = Server(index)
+    server = Server(index, "--writable")
     await server.ready()
     expected = await expected_answers(server.port)
     fresh = await resident(server.port)
@@ -253,7 +264,8 @@ async def soak(index: Path) -> dict[str, Any]:
 
     watcher = asyncio.create_task(watch())
     clients = asyncio.create_task(load(server.port, CLIENTS, stopping.is_set, expected))
-    await asyncio.sleep(SOAK_S)
+    changes: Counter[str] = Counter()
+    await swap(server.port, later(SOAK_S), changes)
     watcher.cancel()
     stopped = asyncio.create_task(asyncio.to_thread(server.stop))
     await asyncio.sleep(0.5)
@@ -266,6 +278,7 @@ async def soak(index: Path) -> dict[str, Any]:
         "seconds": SOAK_S,
         **summary(times, SOAK_S),
         "outcomes": dict(outcomes),
+        "changes": dict(changes),
         "resident_mb": {
             "at first": round(fresh / 1e6, 1),
             "after batches of all sizes": round(points[0][1] / 1e6, 1),

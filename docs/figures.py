@@ -533,6 +533,7 @@ def service_soak(result: Result) -> str:
             ["requests a second", soak["requests_per_s"]],
             ["median, 99th percentile", f"{soak['p50_ms']:.0f} ms, {soak['p99_ms']:.0f} ms"],
             *([f"requests: {outcome}", f"{n:,}"] for outcome, n in soak["outcomes"].items()),
+            *([f"changes: `{change}`", n] for change, n in soak["changes"].items()),
             *([f"resident memory {when}", f"{mb:.0f} MB"] for when, mb in size.items()),
             ["growth in 10,000 requests", f"{soak['slope_mb_per_10000_requests']:.2f} MB"],
             ["clean exit", "yes" if soak["clean"] else "no"],

@@ -45,10 +45,9 @@ async def put(request: Request, service: Writable, body: DocumentsRequest) -> di
     at_most(len(new), service.limits.max_texts, "documents", "documents")
     names: Any = [each.id for each in new]
     names = names if any(names) else None
+    texts, metadata = [each.text for each in new], [each.metadata for each in new]
     try:
-        documents = check_documents(
-            [each.text for each in new], [each.metadata for each in new], names
-        )
+        documents = await asyncio.to_thread(check_documents, texts, metadata, names)
     except (TypeError, ValueError) as error:
         # An id occurs twice, only some have one, or metadata are not JSON.
         raise Problem(422, str(error)[:500], param="documents") from None

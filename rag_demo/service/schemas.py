@@ -13,7 +13,7 @@ from rag_demo.stores.filters import Condition, Filter, parse_filter
 
 _MAX_FILTER_BYTES = 1 << 16
 _MAX_CONDITIONS = 64  # of a filter; each is looked up among all documents
-_MAX_ITEMS = 20_000  # of a list, or of the metadata of a document
+_MAX_ITEMS = 5_000  # of a list, or of the metadata of a document
 _SHOWN_CHARS = 80  # of an unknown field
 Item = TypeVar("Item")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,19 @@ def test_invalid_body_is_explained_with_a_pointer(index: Path) -> None:
         assert f"{pointer}: " in detail and message in detail, sent
 
 
-def test_millions_of_unknown_fields_are_one_error(index: Path) -> None:
+def test_body_that_takes_long_to_parse_is_refused(index: Path) -> None:
+    """Quotes in a text do not count."""
+    fine = {"query": 'say "yes" ' * 200_000}
+    bodies = [b'{"query": "a", "queries": [' + b"[]," * 300_000, json.dumps(fine).encode()]
+    kind = {"content-type": "application/json"}
+    sent: Any = [{"content": body, "headers": kind} for body in bodies]
+    many, long = ask(index, *(("POST", "/search", each) for each in sent))
+    assert many.status_code == long.status_code == 413
+    assert "too many strings, lists and objects" in many.json()["detail"]
+    assert "tokens in a query" in long.json()["detail"]
+
+
+def test_many_unknown_fields_are_one_error(index: Path) -> None:
     fields = {f"unknown{n}": 0 for n in range(100_000)}
     for path, body in (
         ("/search", {"query": "a", **fields}),
