@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clean_exit.checker import check
     from clean_exit.findings import FINDINGS, Finding
-    from clean_exit.keeper_client import CheckerError
     from clean_exit.report import ExitReport
+    from clean_exit.supervisor_client import CheckerError
 
 __all__ = ["FINDINGS", "CheckerError", "ExitReport", "Finding", "check"]
 
@@ -22,7 +22,7 @@ _MODULE_OF = {
     "FINDINGS": "findings",
     "Finding": "findings",
     "ExitReport": "report",
-    "CheckerError": "keeper_client",
+    "CheckerError": "supervisor_client",
 }
 
 

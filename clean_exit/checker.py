@@ -13,13 +13,13 @@ from typing import IO, Any, Literal
 
 from clean_exit.command import add_probe, parse_command
 from clean_exit.findings import Finding, signal_name
-from clean_exit.keeper_client import CheckerError
 from clean_exit.options import compile_pattern
-from clean_exit.record import join_tests
+from clean_exit.probe_record import join_tests
 from clean_exit.report import UNCLEAN, ExitReport
 from clean_exit.run import PATIENCE_S, Limits, Outcome, Run
 from clean_exit.signals import ForwardedSignals
 from clean_exit.stderr import Message
+from clean_exit.supervisor_client import CheckerError
 
 _LISTED = 20  # tests that failed
 _COUNTED = ("leaked-semaphore", "leaked-shared-memory", "process-group-not-destroyed")
@@ -129,14 +129,14 @@ def check(
         except OSError as error:
             raise CheckerError(f"the checker failed while the program ran: {error}") from error
         finally:
-            run.keeper.close()  # It ends what still runs, and removes the folder.
+            run.supervisor.close()  # It ends what still runs, and removes the folder.
     counted = [finding for finding in findings if not is_ignored(finding)]
     return ExitReport(
         command=tuple(words),
         returncode=outcome.returncode,
         findings=tuple(counted),
         ignored=len(findings) - len(counted),
-        note=_note(outcome, run.keeper.is_blind),
+        note=_note(outcome, run.supervisor.is_blind),
         stdout=run.stdout if copy_stdout else "",
         stderr=run.stderr,
         duration_s=outcome.ended_s - outcome.started_s,

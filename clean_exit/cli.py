@@ -11,7 +11,6 @@ from pathlib import Path
 
 from clean_exit import formats
 from clean_exit.findings import FINDINGS
-from clean_exit.keeper_client import CheckerError
 from clean_exit.options import (
     Parser,
     compile_pattern,
@@ -23,6 +22,7 @@ from clean_exit.options import (
     write,
 )
 from clean_exit.report import NOT_EXECUTABLE, NOT_FOUND, UNCLEAN, USAGE
+from clean_exit.supervisor_client import CheckerError
 
 _EPILOG = """\
 exit codes: 0 clean exit; 120 the program's code is 0 but its exit was not clean; 124 timeout;

@@ -1,6 +1,6 @@
 """Processes, read from /proc. Without /proc (not Linux), only the program itself is known.
 
-The keeper imports this module without site-packages and once for each run, so it imports little.
+The supervisor imports this module without site-packages, once for each run. So it imports little.
 """
 
 from __future__ import annotations

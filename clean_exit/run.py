@@ -17,8 +17,8 @@ try:
 except ImportError:
     raise ImportError("clean-exit needs Linux or macOS; on Windows, run it in WSL") from None
 
-from clean_exit.keeper_client import KeeperProcess
 from clean_exit.options import compile_pattern
+from clean_exit.probe_record import Record, read_record, read_stacks
 from clean_exit.processes import (
     HELPERS,
     Process,
@@ -28,10 +28,10 @@ from clean_exit.processes import (
     run_delay_ns,
     send_signal,
 )
-from clean_exit.record import Record, read_record, read_stacks
 from clean_exit.signals import Sender
 from clean_exit.stderr import StderrText
 from clean_exit.streams import Pump
+from clean_exit.supervisor_client import SupervisorProcess
 
 _TICK_S = 0.05  # between two looks at the run, while the program runs
 _TICK_AFTER_S = 0.02  # and after it has ended
@@ -196,10 +196,10 @@ class Run:
             ours.append(stderr)
             self._pumps.append(Pump(reader, 2 if echo else None, pattern, self.text.feed))
             self.outcome: Outcome = Outcome(limits, time.monotonic())
-            self.keeper: KeeperProcess = KeeperProcess(
+            self.supervisor: SupervisorProcess = SupervisorProcess(
                 command, environment, files=(stdin, stdout, stderr), folder=folder, cwd=cwd
             )
-            self.outcome.pid = self.keeper.pid
+            self.outcome.pid = self.supervisor.pid
         finally:
             for file in ours:
                 os.close(file)
@@ -219,7 +219,7 @@ class Run:
     def wait(self) -> Outcome:
         """Wait until the program has ended, and its other processes had time to end."""
         while not self._is_over():
-            self.keeper.receive(_TICK_S if self.keeper.ended_s is None else _TICK_AFTER_S)
+            self.supervisor.receive(_TICK_S if self.supervisor.ended_s is None else _TICK_AFTER_S)
         return self.outcome
 
     def finish(self, *, leave: bool = False) -> None:
@@ -228,7 +228,7 @@ class Run:
         Args:
             leave: Whether the remaining processes go on; if not, they are ended.
         """
-        self.keeper.end(leave=leave)
+        self.supervisor.end(leave=leave)
         for pump in self._pumps:
             pump.join(_IDLE_S)
             # Wait for a reader that pauses, unless a signal told this process to end.
@@ -236,15 +236,15 @@ class Run:
                 pump.join(_TICK_S)
         self.text.close()
         # There is no code if the program belongs to another user and could not be ended.
-        code = self.keeper.returncode
+        code = self.supervisor.returncode
         self.outcome.returncode = -signal.SIGKILL if code is None else code
-        self.outcome.ended_s = self.keeper.ended_s or time.monotonic()
+        self.outcome.ended_s = self.supervisor.ended_s or time.monotonic()
         limit_s = self._limits.max_shutdown_s
-        self.outcome.record = read_record(self._folder, self.keeper.pid, limit_s)
+        self.outcome.record = read_record(self._folder, self.supervisor.pid, limit_s)
         self.outcome.delay_s = self._delay_s()
 
     def _delay_s(self) -> float:
-        outcome, keeper = self.outcome, self.keeper
+        outcome, supervisor = self.outcome, self.supervisor
         began_s, before_ns = outcome.began_s, self._delay_ns
         if began_s is None:
             return 0.0
@@ -257,8 +257,8 @@ class Run:
 
         # Linux 6.12 and later may count sleep as delay on a busy machine.
         awake_s = outcome.ended_s - began_s - shutdown_part(self._asleep)
-        delay_s = min((keeper.delay_ns - before_ns) / 1e9, awake_s)
-        return max(0.0, delay_s) + shutdown_part(keeper.stops)
+        delay_s = min((supervisor.delay_ns - before_ns) / 1e9, awake_s)
+        return max(0.0, delay_s) + shutdown_part(supervisor.stops)
 
     def forward_signal(self, number: int, sender: Sender) -> bool:
         """Pass on a signal of this process unless its group has it; callable from any thread.
@@ -269,19 +269,19 @@ class Run:
         if number in _END_EARLY and signal.getsignal(number) is not signal.SIG_IGN:
             self._is_hurried = True
         self.forwarded.add(number)
-        return self.keeper.send_signal(number, sender)
+        return self.supervisor.send_signal(number, sender)
 
     def _is_over(self) -> bool:
         """Enforce the limits; return whether the run is over."""
-        if self.keeper.ended_s is not None:
-            return self._is_all_gone(self.keeper.ended_s)
+        if self.supervisor.ended_s is not None:
+            return self._is_all_gone(self.supervisor.ended_s)
         outcome, limits, now = self.outcome, self._limits, time.monotonic()
         self._note_sleep(now)
         is_due = now >= outcome.started_s + (limits.stop_after_s or math.inf)
         is_due |= any(pump.is_matched for pump in self._pumps)
         if is_due and outcome.stopped_s is None and limits.stop_signal is not None:
-            outcome.stopped_s, self._delay_ns = now, run_delay_ns(self.keeper.pid)
-            self.keeper.send_signal(limits.stop_signal)
+            outcome.stopped_s, self._delay_ns = now, run_delay_ns(self.supervisor.pid)
+            self.supervisor.send_signal(limits.stop_signal)
         stopped_s = outcome.stopped_s
         if stopped_s is not None and not outcome.stacks and now > stopped_s + limits.max_shutdown_s:
             outcome.stacks = self._stacks()
@@ -293,12 +293,12 @@ class Run:
         if deadline is not None and now >= deadline:
             outcome.timed_out = True
             outcome.stacks = self._stacks() or outcome.stacks
-            self.keeper.end()
+            self.supervisor.end()
             return True
         return False
 
     def _note_sleep(self, now: float) -> None:
-        program, before = read_process(self.keeper.pid), self._asleep_at
+        program, before = read_process(self.supervisor.pid), self._asleep_at
         is_asleep = program is not None and program.state in "SD"
         self._asleep_at = program.busy_ticks if program is not None and is_asleep else None
         if self._asleep_at is not None and self._asleep_at == before:
@@ -329,11 +329,11 @@ class Run:
 
     def _below(self) -> list[Process]:
         """List the program and its descendants; empty without /proc."""
-        return descendants(self.keeper.keeper_pid) or []
+        return descendants(self.supervisor.supervisor_pid) or []
 
     def _is_all_gone(self, ended_s: float) -> bool:
         """Whether all processes have ended, or the remaining ones had enough time."""
-        if self.keeper.is_alone and not any(pump.is_alive() for pump in self._pumps):
+        if self.supervisor.is_alone and not any(pump.is_alive() for pump in self._pumps):
             return True
         now, left = time.monotonic(), self._below()
         self._last_left = left or self._last_left
@@ -342,7 +342,7 @@ class Run:
         # Without the checker, a program would wait for a reader of its output that pauses. A
         # process that works, or that the kernel is about to end, only waits for the processor.
         is_writing = any(pump.is_writing for pump in self._pumps)
-        if self.keeper.is_alone and is_writing and not self._is_hurried:
+        if self.supervisor.is_alone and is_writing and not self._is_hurried:
             ended_s = self._busy_s = now
         elif busy != self._last_busy or is_ending or any(p.state in "RD" for p in left):
             self._busy_s = now
@@ -353,7 +353,7 @@ class Run:
             idle_s = 0.0
         if now < max(self._busy_s, ended_s) + idle_s and now < ended_s + max(_WORK_S, idle_s):
             return False
-        self.outcome.is_left = not self.keeper.is_alone
+        self.outcome.is_left = not self.supervisor.is_alone
         self.outcome.holds_output = any(pump.is_alive() for pump in self._pumps)
         if self.outcome.is_left:
             self.outcome.remaining = [str(process) for process in self._last_left]

@@ -1,7 +1,7 @@
 """Pass the signals of the command on to the program.
 
-The keeper leaves out those that were sent to the whole process group, because the program has them
-already. The kernel stops and continues the group, so these signals are not passed on.
+The supervisor leaves out those that were sent to the whole process group, because the program has
+them already. The kernel stops and continues the group, so these signals are not passed on.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from rag_demo.retriever import BasicEmbedder, LocalRetriever
-from rag_demo.searching import Order
+from rag_demo.search_request import Order
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.stores.local import LocalStore
 from rag_demo.vectors import Mask, Pairs, Rows, Vectors, exact_scores, rounding

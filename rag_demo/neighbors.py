@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from rag_demo.reading.document import Document
-from rag_demo.searching import SearchResult
+from rag_demo.search_request import SearchResult
 from rag_demo.stores.filters import Group, parse_filter
 from rag_demo.stores.store import Store
 

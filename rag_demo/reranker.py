@@ -18,7 +18,7 @@ import numpy as np
 from rag_demo.encoding.encoder import loading, sentence_transformers
 from rag_demo.encoding.model_identity import check_model_name
 from rag_demo.errors import ModelError, check_positive, checked_texts
-from rag_demo.searching import SearchResult
+from rag_demo.search_request import SearchResult
 from torch_utils import Resource, closes_on_error, find_batch_size, get_optimal_device, release
 
 __all__ = ["Reranker"]

@@ -19,7 +19,13 @@ from rag_demo.encoding.embedder import BasicEmbedder
 from rag_demo.errors import InvalidValueError, check_positive, checked_texts, short_repr
 from rag_demo.neighbors import with_neighbors
 from rag_demo.reading.document import Document
-from rag_demo.searching import SearchRequest, SearchResult, Stats, check_documents, check_search
+from rag_demo.search_request import (
+    SearchRequest,
+    SearchResult,
+    Stats,
+    check_documents,
+    check_search,
+)
 from rag_demo.stores.filters import Where, parse_filter
 from rag_demo.stores.ingest import embed
 from rag_demo.stores.local import LocalStore

@@ -15,7 +15,7 @@ import click
 
 from rag_demo.commands import options
 from rag_demo.errors import RagDemoError
-from rag_demo.places import load_manifest, open_store
+from rag_demo.open_index import load_manifest, open_store
 from rag_demo.printable import on_one_line
 from rag_demo.reading.document import Document
 from rag_demo.stores.filters import ID

@@ -17,7 +17,7 @@ import click
 from rag_demo.commands import options
 from rag_demo.encoding.model_identity import DEFAULT_MODEL
 from rag_demo.errors import IndexFileError, RagDemoError, SourceError
-from rag_demo.places import load_manifest, open_store
+from rag_demo.open_index import load_manifest, open_store
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import PASSAGE_CHARS
 from rag_demo.reading.sources import STDIN, Reading, Skipped, is_read, read_source

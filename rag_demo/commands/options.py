@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.places import load_manifest, open_index, open_store
+from rag_demo.open_index import load_manifest, open_index, open_store
 from rag_demo.printable import on_one_line, printable
-from rag_demo.searching import MODES, SearchResult
+from rag_demo.search_request import MODES, SearchResult
 from rag_demo.stores.address import as_place
 from rag_demo.stores.filters import COMPARISONS
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rag_demo.errors import RagDemoError
-from rag_demo.places import load_manifest
+from rag_demo.open_index import load_manifest
 
 __all__ = ["serve"]
 

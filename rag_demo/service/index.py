@@ -16,7 +16,7 @@ import numpy as np
 
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import IndexChangedError, PostgresError, WriterBusyError
-from rag_demo.places import load_manifest, open_index
+from rag_demo.open_index import load_manifest, open_index
 from rag_demo.service import metrics
 from rag_demo.service.logs import log_error
 from rag_demo.service.responses import Problem, overloaded, public_reason

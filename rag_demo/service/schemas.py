@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from rag_demo.searching import MODES, check_search
+from rag_demo.search_request import MODES, check_search
 from rag_demo.service.responses import Problem
 from rag_demo.stores.filters import Condition, Filter, parse_filter
 

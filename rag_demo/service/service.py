@@ -17,7 +17,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
 
 from rag_demo.errors import PostgresError, RagDemoError
-from rag_demo.places import load_manifest
+from rag_demo.open_index import load_manifest
 from rag_demo.service import metrics
 from rag_demo.service.index import Index
 from rag_demo.service.lane import Job, Lane

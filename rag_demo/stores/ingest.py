@@ -24,7 +24,7 @@ from rag_demo.encoding.embedder import BasicEmbedder
 from rag_demo.errors import short_repr
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import passages_of, with_title
-from rag_demo.searching import check_chunks, check_documents
+from rag_demo.search_request import check_chunks, check_documents
 from rag_demo.stores.address import as_place
 from rag_demo.stores.index_folder import open_writer, read_manifest
 from rag_demo.stores.store import EmbeddedBatch

@@ -18,7 +18,7 @@ import numpy as np
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexChangedError
 from rag_demo.reading.document import Document
-from rag_demo.searching import Order, SearchRequest, SearchResult, Stats, by_mode
+from rag_demo.search_request import Order, SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores.documents import GONE, Contents, DocumentTable
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_folder import Manifest, SavedIndex, open_writer, temporary_documents
@@ -344,7 +344,7 @@ class Hit(NamedTuple):
         id: Its number.
         score: Its score.
         row: The row of that score.
-        scores: See `rag_demo.searching.SearchResult`.
+        scores: See `rag_demo.search_request.SearchResult`.
     """
 
     id: int

@@ -32,7 +32,7 @@ from rag_demo.errors import IndexFileError, IndexVersionError, InvalidValueError
 from rag_demo.printable import on_one_line
 from rag_demo.reading.document import Document
 from rag_demo.reading.passages import titled
-from rag_demo.searching import SearchRequest, SearchResult, Stats, by_mode
+from rag_demo.search_request import SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores import filters
 from rag_demo.stores.index_folder import Manifest
 from rag_demo.stores.store import EmbeddedBatch, no_vectors

@@ -11,7 +11,7 @@ import numpy as np
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import short_repr
 from rag_demo.reading.document import Document
-from rag_demo.searching import SearchRequest, SearchResult, Stats
+from rag_demo.search_request import SearchRequest, SearchResult, Stats
 from rag_demo.stores.filters import Where
 from rag_demo.vectors import Rows, Vectors
 

@@ -11,7 +11,7 @@ import torch
 
 from rag_demo.exact_search import equal_rows
 from rag_demo.exact_search.search import FEW_QUERIES, Source, bfloat16_units, products_on, search
-from rag_demo.searching import Order
+from rag_demo.search_request import Order
 from rag_demo.stores.index_folder import SavedIndex
 from rag_demo.vectors import GrowableRows, Mask, Pairs, Rows, Vectors, ahead
 

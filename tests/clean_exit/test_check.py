@@ -172,7 +172,7 @@ def test_work_after_a_child_python_is_not_a_shutdown() -> None:
     assert report.shutdown_s is None
 
 
-# Makes reports without /proc and prctl, also in the keeper.
+# Makes reports without /proc and prctl, also in the supervisor.
 ELSEWHERE = """
 import builtins, json, os, sys
 def take_away():

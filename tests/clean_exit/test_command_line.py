@@ -185,9 +185,9 @@ def test_json_report_has_the_run_child_processes_and_notes(tmp_path: Path) -> No
     assert f"\n  note: {run['note']}\n" in done.stderr
 
 
-def test_killed_keeper_is_a_checker_error() -> None:
+def test_killed_supervisor_is_a_checker_error() -> None:
     """The program ends."""
-    # After a second the keeper has told which process it started.
+    # After a second the supervisor has told which process it started.
     kill = "echo $$; sleep 1; kill -9 $PPID; exec sleep 600 > /dev/null 2>&1"
     done = clean_exit("--", "sh", "-c", kill)
     assert done.returncode == 125

@@ -31,7 +31,7 @@ from rag_demo import (
     Retriever,
     embed,
 )
-from rag_demo.searching import RANK_CONSTANT
+from rag_demo.search_request import RANK_CONSTANT
 from tests.support.programs import assert_clean, run_forked
 from tests.support.small_collections import DIMENSION, Hashed, are_nearest, text_of, vector_of
 from tests.support.waiting import wait_for

@@ -193,7 +193,7 @@ class Storages:
             self.freed["host"] -= lent
         return lent
 
-    def blocks(self) -> dict[Hashable, tuple[str, int]]:
+    def footprint(self) -> dict[Hashable, tuple[str, int]]:
         """Return the device and the bytes of each piece of memory that still exists, by its key."""
         return {held.key: (held.device, held.nbytes) for held in self.alive()}
 

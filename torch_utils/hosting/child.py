@@ -19,10 +19,10 @@ from typing import Any
 from torch_utils._memory import BACKENDS, devices_in_use, memory_snapshot
 from torch_utils._runtime import loaded_torch
 from torch_utils.errors import repr_of
-from torch_utils.hosting import messages
-from torch_utils.hosting.messages import Message
+from torch_utils.hosting import wire
+from torch_utils.hosting.loaded_model import ThreadModel
 from torch_utils.hosting.process import IMPORTING_MAIN, Proxy
-from torch_utils.hosting.tenant import ThreadTenant
+from torch_utils.hosting.wire import Message
 
 __all__ = ["serve"]
 
@@ -74,22 +74,22 @@ class _Server:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._main: dict[str, Any] = {}  # describes the parent's main module
-        self._tenant: ThreadTenant | None = None
+        self._loaded: ThreadModel | None = None
 
     def run(self) -> None:
         """Answer messages until the parent is gone, then close the model."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._answer_one()
-        close = getattr(self._tenant and self._tenant.model, "close", None)
-        self._tenant = None
+        close = getattr(self._loaded and self._loaded.model, "close", None)
+        self._loaded = None
         if callable(close):
             close()
 
     def _answer_one(self) -> None:
         # A function of its own, so that no part of a message outlives it during the next wait.
-        message = messages.receive(self._connection)
-        messages.send(self._connection, self._answer(message))
+        message = wire.receive(self._connection)
+        wire.send(self._connection, self._answer(message))
 
     def _answer(self, message: Message) -> Message:
         try:
@@ -100,7 +100,7 @@ class _Server:
             # The caller gets all exceptions of the model.
             return _failure(error)
         try:
-            return messages.dump((True, value, _device_bytes()))
+            return wire.dump((True, value, _device_bytes()))
         except Exception as error:
             # Classes raise what they like when they cannot be pickled.
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -108,23 +108,23 @@ class _Server:
             return _failure(pickle.PicklingError(what))
 
     def _call(self, kind: str, name: str = "", *rest: Any) -> Any:
-        tenant = self._tenant
-        if tenant is None:
+        loaded = self._loaded
+        if loaded is None:
             sys.argv, self._main, load = rest
-            self._tenant = ThreadTenant(name, lambda: self._load(Message(load, []))())
-            self._tenant.load()
+            self._loaded = ThreadModel(name, lambda: self._load(Message(load, []))())
+            self._loaded.load()
             return gc.collect()
         if kind == "sleep":
-            return tenant.sleep(), tenant.asleep_bytes
+            return loaded.sleep(), loaded.asleep_bytes
         if kind == "wake":
-            return tenant.wake()
+            return loaded.wake()
         if kind == "get":
-            value = getattr(tenant.model, name)
+            value = getattr(loaded.model, name)
             return (True, None) if callable(value) else (False, value)
         arguments, keywords = rest
-        target = tenant.model if name == "__call__" else getattr(tenant.model, name)
+        target = loaded.model if name == "__call__" else getattr(loaded.model, name)
         value = target(*arguments, **keywords)
-        return Proxy if value is tenant.model else value  # The class stands for the proxy.
+        return Proxy if value is loaded.model else value  # The class stands for the proxy.
 
     def _load(self, message: Message) -> Any:
         """Unpickle; import the parent's main module on first use, as multiprocessing does."""
@@ -135,7 +135,7 @@ class _Server:
                 spawn.prepare(main)
             finally:
                 IMPORTING_MAIN.pop()
-        return messages.load(message)
+        return wire.load(message)
 
 
 def _device_bytes() -> dict[str, int]:
@@ -155,4 +155,4 @@ def _failure(error: BaseException) -> Message:
         with contextlib.suppress(Exception):  # Pickling a program's class may raise anything.
             content = pickle.dumps(error)
     details = type(error).__module__, content, repr_of(error), text
-    return messages.dump((False, details, _device_bytes()))
+    return wire.dump((False, details, _device_bytes()))

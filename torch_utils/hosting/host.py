@@ -1,8 +1,8 @@
 """ModelHost: loads a model on demand, lends it, and lets it sleep or unloads it when it is idle.
 
-`torch_utils.hosting.tenancy` has the states and what changes them. Here is what the threads do in
-between: they load, wake, let sleep, unload, replace, wait for the end of the keep-alive time, and
-close.
+`torch_utils.hosting.state_machine` has the states and what changes them. Here is what the threads
+do in between: they load, wake, let sleep, unload, replace, wait for the end of the keep-alive time,
+and close.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from torch_utils._runtime import early_bound, is_shutting_down, log, notify
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, repr_of
 from torch_utils.hosting import arguments
-from torch_utils.hosting.blocks import Blocks
+from torch_utils.hosting.footprint import Footprint
 from torch_utils.hosting.lease import CLOSE_S, AsyncLease, Lease, ModelLender
+from torch_utils.hosting.loaded_model import WARNING, LoadedModel, ThreadModel
 from torch_utils.hosting.process import ModelProcess, pickled_load
-from torch_utils.hosting.tenancy import (
+from torch_utils.hosting.state_machine import (
     CHANGED,
     HostStatus,
     Load,
     Request,
     State,
-    Tenancy,
+    StateMachine,
     Transition,
 )
-from torch_utils.hosting.tenant import WARNING, Tenant, ThreadTenant
 from torch_utils.hosting.threads import (
     LONGEST_WAIT_S,
     Expiry,
@@ -135,20 +135,20 @@ class ModelHost(ModelLender, Generic[M]):
         self._pool: Any = None
         self._is_pinned = False
         keep_alive_s, make = arguments.parse_keep_alive(keep_alive), self._maker(load)
-        self._tenancy: Tenancy = Tenancy(self.name, keep_alive_s, max_leases, sizes, make)
+        self._machine: StateMachine = StateMachine(self.name, keep_alive_s, max_leases, sizes, make)
         self._expiry: Expiry = Expiry(self)
         share_heap()
         HOSTS[id(self)] = self
 
-    def _maker(self, load: Any) -> Callable[[], Tenant]:
-        """Return the function that makes a tenant, which is not loaded yet."""
+    def _maker(self, load: Any) -> Callable[[], LoadedModel]:
+        """Return the function that makes a model, which is not loaded yet."""
         is_model = callable(getattr(type(load), "forward", None))  # An nn.Module is callable.
         is_async = any(map(iscoroutinefunction, (load, getattr(type(load), "__call__", None))))  # noqa: B004
         if not callable(load) or is_model or is_async:
             raise TypeError(f"load must be a plain function that returns the model, got {load!r}")
         if self.isolation == "process":
             return partial(ModelProcess, pickled_load(load), *self._of_process)
-        return partial(ThreadTenant, self.name, load)
+        return partial(ThreadModel, self.name, load)
 
     # Public methods
 
@@ -226,7 +226,7 @@ class ModelHost(ModelLender, Generic[M]):
         try:
             return self._acquire(request, None)
         except BaseException:  # An interrupt must not leave the request in the queue.
-            self._tenancy.end_lease(request)
+            self._machine.end_lease(request)
             raise
 
     def wake(self) -> bool:
@@ -282,8 +282,8 @@ class ModelHost(ModelLender, Generic[M]):
         self.ensure_open()
         if timeout_s is None:
             return self._empty("requested", 0.0, math.inf) or CleanupReport()
-        if self._tenancy.is_held_by(threading.get_ident()):
-            raise self._tenancy.in_use()
+        if self._machine.is_held_by(threading.get_ident()):
+            raise self._machine.in_use()
         until = time.monotonic() + timeout_s
         future = in_thread(partial(self._drain, until))
         wait_in_thread(future)
@@ -346,10 +346,10 @@ class ModelHost(ModelLender, Generic[M]):
         """Give up a replacement that has not arrived; the exit waits for its thread."""
         if future.done():
             return
-        self._tenancy.give_up(swap)
+        self._machine.give_up(swap)
         if swap.is_given_up:
-            if isinstance(swap.tenant, ModelProcess):
-                swap.tenant.kill()
+            if isinstance(swap.loaded, ModelProcess):
+                swap.loaded.kill()
             entry = Entry(id(future), "a load", lambda: future, _wait_at_exit)
             REGISTRY.add(entry)
             future.add_done_callback(lambda _: REGISTRY.discard(entry))
@@ -367,27 +367,27 @@ class ModelHost(ModelLender, Generic[M]):
 
     def status(self) -> HostStatus:
         """Return the current state. Never loads or measures the model, and never waits."""
-        tenancy, now, state = self._tenancy, time.monotonic(), self.state
-        is_idle = state == "loaded" and not tenancy.is_leased(tenancy.tenant)
-        expires_in_s = max(0.0, tenancy.expires_at() - now)
-        sizes = {} if state == "unloaded" else tenancy.sizes()
+        machine, now, state = self._machine, time.monotonic(), self.state
+        is_idle = state == "loaded" and not machine.is_leased(machine.loaded)
+        expires_in_s = max(0.0, machine.expires_at() - now)
+        sizes = {} if state == "unloaded" else machine.sizes()
         return HostStatus(
             name=self.name,
             state=state,
-            leases=len(tenancy.leases),
-            loads=tenancy.loads,
-            unloads=tenancy.unloads,
+            leases=len(machine.leases),
+            loads=machine.loads,
+            unloads=machine.unloads,
             nbytes=sum(sizes.values()),
             nbytes_by_device=sizes,
-            idle_s=max(0.0, now - tenancy.idle_since) if is_idle else None,
+            idle_s=max(0.0, now - machine.idle_since) if is_idle else None,
             expires_in_s=expires_in_s if is_idle and expires_in_s < math.inf else None,
-            last_error=tenancy.last_error,
+            last_error=machine.last_error,
         )
 
     @property
     def state(self) -> State:
         """The state, as in `status`; "unloaded" also if the model is lost."""
-        return self._tenancy.state
+        return self._machine.state
 
     # Leases
 
@@ -401,7 +401,7 @@ class ModelHost(ModelLender, Generic[M]):
         has_loaded = False
         while True:
             has_loaded |= self._try(request, deadline, in_background)
-            if request.tenant is not None:
+            if request.loaded is not None:
                 return has_loaded
             turn: Any = request.turn
             wait_in_thread(turn, _seconds_until(deadline))
@@ -412,7 +412,7 @@ class ModelHost(ModelLender, Generic[M]):
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._try(request, math.inf, in_background=True)
-            if request.tenant is not None:
+            if request.loaded is not None:
                 return
             turn: Any = request.turn
             await wait_in_loop(turn, _seconds_until(deadline))
@@ -420,30 +420,30 @@ class ModelHost(ModelLender, Generic[M]):
 
     def _try(self, request: Request, deadline: float, in_background: bool) -> bool:
         """Lend the model, if it is there; return whether this call has begun to load it."""
-        if self._tenancy.is_lost():
-            self._unload_if(self._tenancy.is_lost, "lost")
+        if self._machine.is_lost():
+            self._unload_if(self._machine.is_lost, "lost")
         load = Load(in_background)
         try:
-            begins = self._tenancy.lend(request, load)
+            begins = self._machine.lend(request, load)
             if begins and in_background:
                 in_thread(partial(self._load, load, math.inf))
             elif begins:
                 self._load(load, deadline)
             return begins
         except BaseException:  # An interrupt may have come before the load.
-            self._tenancy.fail(load, None)
+            self._machine.fail(load, None)
             raise
 
     def _check_waited(self, request: Request, timeout_s: float | None) -> None:
         """Raise the exception of a load, or an error if the time is over."""
         if request.turn is not None and request.turn.done():
             return request.turn.result()
-        transition, what = self._tenancy.transition, "leased"
+        transition, what = self._machine.transition, "leased"
         if transition is not None:
             what = transition.state
             if isinstance(transition, Load) and transition.no_room:
                 raise NoRoomError(transition.no_room)
-        leases = f" ({self._tenancy.in_use()})" if what == "leased" else ""
+        leases = f" ({self._machine.in_use()})" if what == "leased" else ""
         raise TimeoutError(
             f"{self.name} is still {what} after {timeout_s} s{leases}; pass a larger timeout_s"
         )
@@ -453,52 +453,52 @@ class ModelHost(ModelLender, Generic[M]):
     def _load(self, load: Load, deadline: float) -> None:
         """Load or wake the model, which the load has for this thread, if a pool admits it."""
         load.thread = threading.get_ident()
-        tenancy, began = self._tenancy, time.monotonic()
-        tenant = tenancy.tenant if load.state == "waking" else None
-        wakes = tenant is not None
+        machine, began = self._machine, time.monotonic()
+        loaded = machine.loaded if load.state == "waking" else None
+        wakes = loaded is not None
         self._register_in_child()
         try:
             if self._pool is not None:
-                self._pool._admit(self, load, tenancy.expected(load), deadline)
+                self._pool._admit(self, load, machine.expected(load), deadline)
                 began = time.monotonic()
-            load.tenant = tenant = tenant or (load.make or tenancy.make)()
-            self._make(tenant)
+            load.loaded = loaded = loaded or (load.make or machine.make)()
+            self._make(loaded)
             if not wakes:
-                if isinstance(tenant, ThreadTenant):
-                    self._refuse_model_in_use(tenant)
-                blocks = tenancy.blocks(tenant)
+                if isinstance(loaded, ThreadModel):
+                    self._refuse_model_in_use(loaded)
+                footprint = machine.footprint(loaded)
                 if load.make is None:
-                    tenancy.last_blocks = blocks
-                self._warn_if_unknown(tenant, blocks)
+                    machine.last_footprint = footprint
+                self._warn_if_unknown(loaded, footprint)
                 if self._pool is not None:
-                    self._pool._admit(self, load, blocks, deadline)
+                    self._pool._admit(self, load, footprint, deadline)
             with DeferredSignals():
-                while not tenancy.arrive(load, tenant):
+                while not machine.arrive(load, loaded):
                     with CHANGED:
-                        if tenancy.transition is not None:
+                        if machine.transition is not None:
                             self._wait_for_replacing(load, deadline)
-                self._expiry.start(tenancy)
+                self._expiry.start(machine)
         except BaseException as error:
             if isinstance(error, Exception):
                 clear_exception_frames(error)  # They would keep a partly loaded model alive.
             try:
-                if tenant is not None and tenancy.tenant is not tenant:
-                    tenant.close()
+                if loaded is not None and machine.loaded is not loaded:
+                    loaded.close()
             finally:
-                if tenancy.fail(load, error) and not wakes:
+                if machine.fail(load, error) and not wakes:
                     self._notify_load("error", began)
-            if tenancy.is_closing:  # `close` has not waited for this.
-                self._unload_if(lambda: not tenancy.leases, "closed")
+            if machine.is_closing:  # `close` has not waited for this.
+                self._unload_if(lambda: not machine.leases, "closed")
             elif self._is_pinned and isinstance(error, NoRoomError) and deadline < math.inf:
                 self._try(Request("", None, None, is_lease=False), math.inf, in_background=True)
             raise
         if not wakes:
             self._notify_load("success", began)
 
-    def _refuse_model_in_use(self, tenant: ThreadTenant) -> None:
-        others = [self._tenancy.tenant, *list(self._tenancy.replaced)]
-        if any(tenant.model is other.model for other in others if isinstance(other, ThreadTenant)):
-            tenant.model = None  # It must not be released.
+    def _refuse_model_in_use(self, loaded: ThreadModel) -> None:
+        others = [self._machine.loaded, *list(self._machine.replaced)]
+        if any(loaded.model is other.model for other in others if isinstance(other, ThreadModel)):
+            loaded.model = None  # It must not be released.
             raise TorchUtilsError(
                 f"the load function of {self.name} returned the model in use; it must load a new "
                 "one, so do not cache it"
@@ -507,12 +507,12 @@ class ModelHost(ModelLender, Generic[M]):
     def _notify_load(self, outcome: str, began: float) -> None:
         notify("load", model=self.name, outcome=outcome, duration_s=time.monotonic() - began)
 
-    def _make(self, tenant: Tenant) -> None:
+    def _make(self, loaded: LoadedModel) -> None:
         """Load or wake the model; if memory runs out, let the pool make room, and try once more."""
-        wakes = tenant.is_asleep
+        wakes = loaded.is_asleep
         for is_last in (False, True):
             try:
-                tenant.wake() if wakes else tenant.load()
+                loaded.wake() if wakes else loaded.load()
                 return
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -524,11 +524,11 @@ class ModelHost(ModelLender, Generic[M]):
                     what = f"no room to wake {self.name}; it is still asleep: {error}"
                     raise NoRoomError(what) from None
 
-    def _warn_if_unknown(self, tenant: Tenant, blocks: Blocks) -> None:
+    def _warn_if_unknown(self, loaded: LoadedModel, footprint: Footprint) -> None:
         """Log if the model is not measured, and a pool or the unload needs to know it."""
-        can_close = hasattr(type(getattr(tenant, "model", tenant)), "close")
+        can_close = hasattr(type(getattr(loaded, "model", loaded)), "close")
         needs_size = self._pool is not None and self._pool._has_budget
-        if not blocks and (needs_size or not can_close):
+        if not footprint and (needs_size or not can_close):
             what = "%s holds no tensors or arrays that can be counted; declare nbytes=, and return "
             log(WARNING, what + "an object with close()", self.name)
 
@@ -538,88 +538,88 @@ class ModelHost(ModelLender, Generic[M]):
         self, load: Any, overlap: bool, timeout_s: float | None, task: int | None = None
     ) -> Callable[[Load], bool]:
         """Check the arguments of `replace`, and return what its thread does."""
-        deadline, tenancy, me = math.inf, self._tenancy, threading.get_ident()
+        deadline, machine, me = math.inf, self._machine, threading.get_ident()
         if timeout_s is not None:
             arguments.check_seconds("timeout_s", timeout_s)
             deadline = time.monotonic() + timeout_s
         make = self._maker(load)
-        tenancy.ensure_lending()
-        if tenancy.is_changed_by(me):
+        machine.ensure_lending()
+        if machine.is_changed_by(me):
             raise TorchUtilsError(f"cannot replace {self.name} from its own load function")
-        if not overlap and tenancy.is_held_by(me, task):
-            raise tenancy.in_use()
+        if not overlap and machine.is_held_by(me, task):
+            raise machine.in_use()
         return partial(self._replace, make, overlap, deadline)
 
     def _replace(
-        self, make: Callable[[], Tenant], overlap: bool, deadline: float, swap: Load
+        self, make: Callable[[], LoadedModel], overlap: bool, deadline: float, swap: Load
     ) -> bool:
-        """Load a model in place of the tenant; without a tenant, keep the function for later."""
-        tenancy = self._tenancy
+        """Load a model in place of the loaded one; without one, keep the function for later."""
+        machine = self._machine
         swap.thread, swap.make = threading.get_ident(), make
-        former = tenancy.make  # noqa: F841  (Dropped without the lock: it may run destructors.)
+        former = machine.make  # noqa: F841  (Dropped without the lock: it may run destructors.)
         try:
             while True:
                 with CHANGED:
-                    tenancy.ensure_wanted(swap)
-                    while not tenancy.can_be_replaced(self._pool is not None):
+                    machine.ensure_wanted(swap)
+                    while not machine.can_be_replaced(self._pool is not None):
                         self._wait_for_replacing(swap, deadline)
-                    if tenancy.tenant is None:
-                        tenancy.make, tenancy.last_blocks, swap.outcome = make, {}, False
+                    if machine.loaded is None:
+                        machine.make, machine.last_footprint, swap.outcome = make, {}, False
                         return False
-                    if tenancy.state == "loaded":
-                        tenancy.replacement = swap
+                    if machine.state == "loaded":
+                        machine.replacement = swap
                         break
-                self._unload_if(lambda: tenancy.state != "loaded", "replaced")
+                self._unload_if(lambda: machine.state != "loaded", "replaced")
             if overlap:
                 self._load(swap, deadline)
             else:
-                with tenancy.draining():
+                with machine.draining():
                     try:
                         self._empty("replaced", deadline, deadline, swap=swap)
                     except ModelInUseError as error:
                         raise TimeoutError(f"{error}; the old model stays") from None
                     with CHANGED:
-                        tenancy.begin(swap)
+                        machine.begin(swap)
                 self._load(swap, deadline)
         finally:
-            tenancy.fail(swap, None)
+            machine.fail(swap, None)
         self._close_replaced()
         return True
 
     def _wait_for_replacing(self, swap: Load, deadline: float) -> None:
         """Wait for a change of the state, with the lock."""
-        tenancy = self._tenancy
-        tenancy.ensure_wanted(swap)
+        machine = self._machine
+        machine.ensure_wanted(swap)
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"{self.name} is still {tenancy.state}; the old model stays")
+            raise TimeoutError(f"{self.name} is still {machine.state}; the old model stays")
         CHANGED.wait(min(left, LONGEST_WAIT_S))
 
     def _close_replaced(self, even_if_leased: bool = False) -> None:
         """Release the replaced models that nobody leases."""
-        tenancy = self._tenancy
-        while tenancy.replaced:
+        machine = self._machine
+        while machine.replaced:
             with DeferredSignals():
-                tenant = tenancy.take_replaced(even_if_leased)
-                if tenant is None:
+                loaded = machine.take_replaced(even_if_leased)
+                if loaded is None:
                     return
                 try:
-                    self._close(tenant)
+                    self._close(loaded)
                 finally:
-                    tenancy.leave_replaced(tenant)
+                    machine.leave_replaced(loaded)
             notify("unload", model=self.name, reason="replaced")
 
     # Sleeping and unloading
 
     def _do_what_is_due(self) -> None:
         """After leases: release replaced models, and measure or unload the model when due."""
-        tenancy = self._tenancy
+        machine = self._machine
         self._close_replaced()
-        if tenancy.is_due():
-            reason = "closed" if tenancy.is_closing else "idle"
-            self._unload_if(tenancy.is_due, reason, self._sleeps and not tenancy.is_closing)
-        elif tenancy.next_measurement() <= time.monotonic():
-            tenancy.measure()
+        if machine.is_due():
+            reason = "closed" if machine.is_closing else "idle"
+            self._unload_if(machine.is_due, reason, self._sleeps and not machine.is_closing)
+        elif machine.next_measurement() <= time.monotonic():
+            machine.measure()
 
     def _unload_if(
         self, may: Callable[[], bool], reason: str, sleeps: bool = False
@@ -634,35 +634,35 @@ class ModelHost(ModelLender, Generic[M]):
         state = "sleeping" if sleeps else "unloading"
         departure = Transition(state, threading.get_ident())
         with DeferredSignals():
-            tenant = self._tenancy.depart(departure, may)
-            if tenant is None:
+            loaded = self._machine.depart(departure, may)
+            if loaded is None:
                 return None
-            was_alive = tenant.is_alive()
+            was_alive = loaded.is_alive()
             is_asleep = False
             try:
-                is_asleep = sleeps and was_alive and self._sleep(tenant)
-                is_asleep = is_asleep and not self._tenancy.is_closing
+                is_asleep = sleeps and was_alive and self._sleep(loaded)
+                is_asleep = is_asleep and not self._machine.is_closing
                 if not is_asleep:
-                    self._close(tenant)
+                    self._close(loaded)
             finally:
-                self._tenancy.leave(is_asleep)
+                self._machine.leave(is_asleep)
                 self._expiry.look()  # Ends the thread.
             if not is_asleep:
                 notify("unload", model=self.name, reason=reason if was_alive else "lost")
-        return tenant.report
+        return loaded.report
 
-    def _close(self, tenant: Tenant) -> None:
-        if self._pool is None or self._tenancy.is_closing:
-            tenant.close()
+    def _close(self, loaded: LoadedModel) -> None:
+        if self._pool is None or self._machine.is_closing:
+            loaded.close()
         else:
-            self._pool._close(tenant, self._tenancy.blocks(tenant))
+            self._pool._close(loaded, self._machine.footprint(loaded))
 
-    def _sleep(self, tenant: Tenant) -> bool:
+    def _sleep(self, loaded: LoadedModel) -> bool:
         """Let the model sleep, or log why it cannot."""
         try:
-            tenant.measure()
-            self._tenancy.last_blocks = self._tenancy.blocks(tenant)
-            reason = tenant.sleep()
+            loaded.measure()
+            self._machine.last_footprint = self._machine.footprint(loaded)
+            reason = loaded.sleep()
         except Exception as error:
             # The process has ended, or its pipe is broken.
             reason = repr_of(error)
@@ -691,39 +691,39 @@ class ModelHost(ModelLender, Generic[M]):
         Raises:
             ModelInUseError: The time is over, or this thread would wait for itself.
         """
-        tenancy, me = self._tenancy, threading.get_ident()
+        machine, me = self._machine, threading.get_ident()
         report: CleanupReport | None = None
         while True:
             if swap is not None:
-                tenancy.ensure_wanted(swap)
+                machine.ensure_wanted(swap)
             self._close_replaced()
-            report = self._unload_if(lambda: not tenancy.leases, reason, sleeps) or report
+            report = self._unload_if(lambda: not machine.leases, reason, sleeps) or report
             with CHANGED:
-                transition, tenant = tenancy.transition, tenancy.tenant
-                is_queued = self._pool is not None and tenancy.is_queued()
+                transition, loaded = machine.transition, machine.loaded
+                is_queued = self._pool is not None and machine.is_queued()
                 if transition is None or is_queued:
-                    is_done = tenant is None or (sleeps and tenant.is_asleep) or report is not None
-                    needs_all = tenancy.is_closing or swap is not None
-                    if is_done and not (needs_all and tenancy.is_in_use(swap)):
+                    is_done = loaded is None or (sleeps and loaded.is_asleep) or report is not None
+                    needs_all = machine.is_closing or swap is not None
+                    if is_done and not (needs_all and machine.is_in_use(swap)):
                         return report
-                    if transition is None and tenant is not None and not tenancy.leases:
+                    if transition is None and loaded is not None and not machine.leases:
                         continue  # The state changed in between.
-                waits_for_lease = transition is None and bool(tenancy.leases)
+                waits_for_lease = transition is None and bool(machine.leases)
                 left = (leases_until if waits_for_lease else others_until) - time.monotonic()
-                is_own = tenancy.is_held_by(me) or (swap is None and tenancy.is_changed_by(me))
+                is_own = machine.is_held_by(me) or (swap is None and machine.is_changed_by(me))
                 if left <= 0 or is_queued or is_own:
-                    raise tenancy.in_use()
+                    raise machine.in_use()
                 CHANGED.wait(min(left, LONGEST_WAIT_S))
 
     def _drain(self, until: float) -> CleanupReport:
         """Unload the model when its leases have ended, before any later lease."""
-        with self._tenancy.draining():
+        with self._machine.draining():
             return self._empty("requested", until, math.inf) or CleanupReport()
 
     def _release(self) -> None:
-        if "_tenancy" not in self.__dict__:  # Its __init__ has failed.
+        if "_machine" not in self.__dict__:  # Its __init__ has failed.
             return
-        self._tenancy.stop_lending()
+        self._machine.stop_lending()
         if not is_shutting_down():
             ends = time.monotonic() + CLOSE_S if self._closes_by is None else self._closes_by
             self._empty("closed", ends, ends)
@@ -744,22 +744,22 @@ class ModelHost(ModelLender, Generic[M]):
 
     def _start_over_in_child(self) -> None:
         """In a forked child: forget the parent's model without running destructors."""
-        tenancy = self._tenancy
-        kept = tenancy.tenant, tenancy.replaced, tenancy.leases, tenancy.waiting, tenancy.unloaded
+        machine = self._machine
+        kept = machine.loaded, machine.replaced, machine.leases, machine.waiting, machine.unloaded
         _OF_PARENTS.append((kept, self._expiry))
-        tenancy.start_over(is_closing=self.closed)
+        machine.start_over(is_closing=self.closed)
         self._expiry = Expiry(self)
 
     @early_bound
     def __del__(self) -> None:
-        tenancy = self.__dict__.get("_tenancy")
-        if tenancy is not None:  # A lease refers to its host, so both are garbage.
-            tenancy.leases.clear()
+        machine = self.__dict__.get("_machine")
+        if machine is not None:  # A lease refers to its host, so both are garbage.
+            machine.leases.clear()
         super().__del__()
 
     def __repr__(self) -> str:
-        tenancy = self._tenancy
-        return f"<ModelHost {self.name!r}, {tenancy.state}, {len(tenancy.leases)} leases>"
+        machine = self._machine
+        return f"<ModelHost {self.name!r}, {machine.state}, {len(machine.leases)} leases>"
 
 
 def _wait_at_exit(work: Future[Any]) -> None:

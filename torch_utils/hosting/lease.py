@@ -18,9 +18,9 @@ from torch_utils._resource import Resource
 from torch_utils._runtime import early_bound, is_finalizing, is_shutting_down
 from torch_utils.errors import ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.arguments import check_seconds
+from torch_utils.hosting.loaded_model import LoadedModel, ThreadModel
 from torch_utils.hosting.process import ModelProcess, Proxy
-from torch_utils.hosting.tenancy import Request
-from torch_utils.hosting.tenant import Tenant, ThreadTenant
+from torch_utils.hosting.state_machine import Request
 from torch_utils.hosting.threads import run_in_thread
 
 __all__ = ["AsyncLease", "Lease", "ModelLender"]
@@ -62,12 +62,12 @@ class _Lease(Generic[M]):
 
     def _model(self) -> M:
         request = self._request
-        tenant: Tenant | None = None if request is None else request.tenant
-        assert request is not None and tenant is not None  # It was granted.
-        if isinstance(tenant, ThreadTenant):
+        loaded: LoadedModel | None = None if request is None else request.loaded
+        assert request is not None and loaded is not None  # It was granted.
+        if isinstance(loaded, ThreadModel):
             return cast(M, request.model)
-        self._process = tenant
-        what = f"the proxy of {self._host.name} (process {tenant.pid})"
+        self._process = loaded
+        what = f"the proxy of {self._host.name} (process {loaded.pid})"
         return cast(M, Proxy(self._ask, what))
 
     def _ask(self, *request: Any) -> Any:
@@ -98,7 +98,7 @@ class _Lease(Generic[M]):
         if self._calls:
             request.thread = None  # It is now the lease of the call.
         else:
-            if self._host._tenancy.end_lease(request):
+            if self._host._machine.end_lease(request):
                 self._host._expiry.look()
             self._request = None
 
@@ -149,7 +149,7 @@ class AsyncLease(_Lease[M]):
 
     async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
         self.end()
-        if self._host._tenancy.has_work():
+        if self._host._machine.has_work():
             await run_in_thread(self._host._do_what_is_due)
 
     async def call(self, function: Callable[[M], T]) -> T:

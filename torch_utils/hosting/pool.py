@@ -14,12 +14,12 @@ from torch_utils._resource import closes_on_error
 from torch_utils._runtime import log
 from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
 from torch_utils.hosting.arguments import Devices, check_positive, parse_keep_alive, parse_sizes
-from torch_utils.hosting.blocks import ASLEEP, Blocks, awake_bytes, by_device
+from torch_utils.hosting.footprint import ASLEEP, Footprint, awake_bytes, by_device
 from torch_utils.hosting.host import ModelHost
 from torch_utils.hosting.lease import CLOSE_S, AsyncLease, Lease, ModelLender
+from torch_utils.hosting.loaded_model import WARNING, LoadedModel
 from torch_utils.hosting.process import ModelProcess
-from torch_utils.hosting.tenancy import CHANGED, MEASURE_S, HostStatus, Load
-from torch_utils.hosting.tenant import WARNING, Tenant
+from torch_utils.hosting.state_machine import CHANGED, MEASURE_S, HostStatus, Load
 
 __all__ = ["ModelPool"]
 
@@ -126,7 +126,7 @@ class ModelPool(ModelLender):
         self.ensure_open()
         host: ModelHost[M]
         host = ModelHost(load, name=name, **{"keep_alive": self._keep_alive, **options})
-        is_pinned = "keep_alive" in options and host._tenancy.keep_alive_s == math.inf
+        is_pinned = "keep_alive" in options and host._machine.keep_alive_s == math.inf
         host._join(self, is_pinned)
         if self._hosts.setdefault(name, host) is not host:
             host.close()
@@ -154,7 +154,7 @@ class ModelPool(ModelLender):
         report = CleanupReport() if host.closed else host.unload(timeout_s)
         host.close()
         if host.state != "closed":
-            raise host._tenancy.in_use()
+            raise host._machine.in_use()
         self._hosts.pop(name, None)
         return report
 
@@ -242,7 +242,7 @@ class ModelPool(ModelLender):
         # There are none if its __init__ has failed.
         hosts = list(self.__dict__.get("_hosts", {}).values())[::-1]
         for host in hosts:  # First all of them, so that none lends while another waits.
-            host._tenancy.stop_lending()
+            host._machine.stop_lending()
         ends = time.monotonic() + CLOSE_S if self._closes_by is None else self._closes_by
         errors: list[BaseException] = []
         for host in hosts:
@@ -263,13 +263,15 @@ class ModelPool(ModelLender):
 
     # Room for a load
 
-    def _admit(self, host: ModelHost[Any], load: Load, blocks: Blocks, deadline: float) -> None:
+    def _admit(
+        self, host: ModelHost[Any], load: Load, footprint: Footprint, deadline: float
+    ) -> None:
         """Evict idle models until a load fits, and wait for leases to end if necessary.
 
         Args:
             host: The host that loads.
             load: Its load, which records the admitted memory.
-            blocks: The model's memory: before the load, that of the last load, or what is declared.
+            footprint: Its memory; before the load, that of the last load, or what is declared.
             deadline: When to give up, by `time.monotonic`. A load in the background gives up when
                 nobody waits for it, unless its model is pinned.
 
@@ -278,23 +280,23 @@ class ModelPool(ModelLender):
                 what holds the memory.
             ResourceClosedError: The host was closed meanwhile.
         """
-        is_loaded, tenancy, measured_at = load.admitted is not None, host._tenancy, -math.inf
+        is_loaded, machine, measured_at = load.admitted is not None, host._machine, -math.inf
         while True:
             if time.monotonic() - measured_at >= MEASURE_S:  # Every lease that ends wakes this.
                 measured_at = time.monotonic()
                 for other in [one for one in self._hosts.values() if one is not host]:
-                    other._tenancy.measure()
+                    other._machine.measure()
             warning = ""
             with CHANGED:
-                tenancy.ensure_wanted(load)
-                verb, victim, why = self._decide(host, load, blocks, is_loaded, deadline)
+                machine.ensure_wanted(load)
+                verb, victim, why = self._decide(host, load, footprint, is_loaded, deadline)
                 if verb == "fits":
-                    load.admitted, load.is_made, load.no_room = blocks, is_loaded, ""
+                    load.admitted, load.is_made, load.no_room = footprint, is_loaded, ""
                     return
                 if verb != "evict":
                     is_optional = load.in_background and load.make is None and not host._is_pinned
                     left = deadline - time.monotonic()
-                    if verb == "refuse" or left <= 0 or (is_optional and not tenancy.waiting):
+                    if verb == "refuse" or left <= 0 or (is_optional and not machine.waiting):
                         raise NoRoomError(why)
                     if not load.no_room and deadline == math.inf and not load.in_background:
                         warning = why
@@ -308,7 +310,12 @@ class ModelPool(ModelLender):
                 self._evict(victim)
 
     def _decide(
-        self, host: ModelHost[Any], load: Load, blocks: Blocks, is_loaded: bool, deadline: float
+        self,
+        host: ModelHost[Any],
+        load: Load,
+        footprint: Footprint,
+        is_loaded: bool,
+        deadline: float,
     ) -> tuple[Literal["fits", "evict", "wait", "refuse"], ModelHost[Any] | None, str]:
         """Decide about a load, under the lock; changes nothing.
 
@@ -317,20 +324,20 @@ class ModelPool(ModelLender):
         """
         hosts = list(self._hosts.values())
         others = [other for other in hosts if other is not host]
-        lacking = self._lacking(load, blocks, hosts, is_loaded)
+        lacking = self._lacking(load, footprint, hosts, is_loaded)
         if not lacking:
             return "fits", None, ""
-        never_fits = bool(self._lacking(load, blocks, []))
+        never_fits = bool(self._lacking(load, footprint, []))
         evictable = [one for one in others if not one._is_pinned]
-        idle = [one for one in evictable if one._tenancy.is_idle()]
+        idle = [one for one in evictable if one._machine.is_idle()]
         if not idle:  # Sleepers have a part of the host's memory only.
-            idle = [one for one in evictable if one._tenancy.is_asleep()]
-            if self._lacking(load, blocks, [one for one in hosts if one not in idle], is_loaded):
+            idle = [one for one in evictable if one._machine.is_asleep()]
+            if self._lacking(load, footprint, [one for one in hosts if one not in idle], is_loaded):
                 idle = []
         if idle and not never_fits:
-            return "evict", min(idle, key=lambda one: one._tenancy.idle_since), ""
-        why = _explain(host, load, blocks, lacking, [] if never_fits else hosts)
-        taking = [one._tenancy for one in others if one._tenancy.used() and not _stays(one)]
+            return "evict", min(idle, key=lambda one: one._machine.idle_since), ""
+        why = _explain(host, load, footprint, lacking, [] if never_fits else hosts)
+        taking = [one._machine for one in others if one._machine.used() and not _stays(one)]
         # Other processes may give room as well, if there is time for that.
         can_wait = self._is_auto and deadline < math.inf
         is_own = taking and all(one.threads() == {load.thread} for one in taking)
@@ -338,39 +345,39 @@ class ModelPool(ModelLender):
             held = "this thread itself holds what takes the room, so it cannot wait"
             return "refuse", None, f"{why}; {held}"
         # Of two loads that need more than they were admitted for, one gives up.
-        loads = [one._tenancy.transition for one in others]
+        loads = [one._machine.transition for one in others]
         is_stuck = is_loaded and any(
             isinstance(one, Load) and one.admitted and one.no_room for one in loads
         )
-        may_end = bool(taking or self._is_auto or host._tenancy.replaced)
-        may_end |= any(one._tenancy.remains() or one._tenancy.given_up for one in hosts)
+        may_end = bool(taking or self._is_auto or host._machine.replaced)
+        may_end |= any(one._machine.remains() or one._machine.given_up for one in hosts)
         may_end |= host._is_pinned and load.in_background  # Until somebody unloads another one.
         return "refuse" if never_fits or is_stuck or not may_end else "wait", None, why
 
     def _evict(self, host: ModelHost[Any]) -> None:
         """Let an idle model sleep if there is room for that, or unload it, or a sleeper."""
-        tenancy = host._tenancy
-        if tenancy.is_asleep():
-            host._unload_if(tenancy.is_asleep, "evicted")
+        machine = host._machine
+        if machine.is_asleep():
+            host._unload_if(machine.is_asleep, "evicted")
         else:
-            host._unload_if(tenancy.is_idle, "evicted", sleeps=self._has_bed(host))
+            host._unload_if(machine.is_idle, "evicted", sleeps=self._has_bed(host))
 
     def _evict_idle(self, host: ModelHost[Any]) -> bool:
         """Evict all other idle models, because memory ran out; return whether there were any."""
         others = [one for one in self._hosts.values() if one is not host and not one._is_pinned]
-        idle = [other for other in others if other._tenancy.is_idle()]
+        idle = [other for other in others if other._machine.is_idle()]
         for other in idle:
             self._evict(other)
         return bool(idle)
 
-    def _close(self, tenant: Tenant, blocks: Blocks) -> None:
-        """Close a tenant. Its process's memory is lent only when its devices have it back."""
-        is_running = isinstance(tenant, ModelProcess) and tenant.is_alive()
-        sizes = by_device(tenant.blocks()) if is_running else {}
+    def _close(self, loaded: LoadedModel, footprint: Footprint) -> None:
+        """Close a loaded model. Its process's memory is lent only when its devices have it back."""
+        is_running = isinstance(loaded, ModelProcess) and loaded.is_alive()
+        sizes = by_device(loaded.footprint()) if is_running else {}
         if is_running and not sizes.keys() - {"host"}:  # It does not know, but `add` has said it.
-            sizes = by_device(blocks)
+            sizes = by_device(footprint)
         before = memory_snapshot().devices if sizes.keys() - {"host"} else {}
-        tenant.close()
+        loaded.close()
         until = time.monotonic() + _BACK_S
         wanted = {
             name: before[name].free_bytes + _BACK * sizes[name]
@@ -388,15 +395,17 @@ class ModelPool(ModelLender):
         """Return whether a model may sleep; unload sleepers to make that possible."""
         if not self._sleep_bytes:
             return False
-        needed = awake_bytes(_together(host._tenancy.used()))
+        needed = awake_bytes(_together(host._machine.used()))
         while True:
             asleep = [
                 one
                 for one in self._hosts.values()
-                if one._tenancy.is_asleep() and not one._is_pinned
+                if one._machine.is_asleep() and not one._is_pinned
             ]
-            blocks = [block for one in asleep for block in _together(one._tenancy.used()).values()]
-            taken = sum(nbytes for device, nbytes in blocks if device == ASLEEP)
+            footprint = [
+                block for one in asleep for block in _together(one._machine.used()).values()
+            ]
+            taken = sum(nbytes for device, nbytes in footprint if device == ASLEEP)
             limit = self._sleep_bytes
             if limit == "auto":
                 limit = (_available_bytes() + taken) // 2
@@ -404,10 +413,10 @@ class ModelPool(ModelLender):
                 return True
             if needed > limit or not asleep:
                 return False
-            self._evict(min(asleep, key=lambda one: one._tenancy.idle_since))
+            self._evict(min(asleep, key=lambda one: one._machine.idle_since))
 
     def _lacking(
-        self, load: Load, needed: Blocks, hosts: list[ModelHost[Any]], is_made: bool = False
+        self, load: Load, needed: Footprint, hosts: list[ModelHost[Any]], is_made: bool = False
     ) -> str:
         """Return the limit that a load exceeds beside what hosts have; empty if it fits.
 
@@ -418,11 +427,11 @@ class ModelPool(ModelLender):
                 were nothing else.
             is_made: Whether the model has that memory already.
         """
-        used = [one for host in hosts for one in host._tenancy.used(apart_from=load)]
+        used = [one for host in hosts for one in host._machine.used(apart_from=load)]
         awake = [one for one in used if not any(device == ASLEEP for device, _ in one.values())]
         if self._max_loaded is not None and len(awake) >= self._max_loaded:
             return f"at most {self._max_loaded} may be loaded"
-        together = _together([needed, *used, *(host._tenancy.remains() for host in hosts)])
+        together = _together([needed, *used, *(host._machine.remains() for host in hosts)])
         for device, budget in self._budgets.items():
             if (by_device(together).get(device, 0) if device else awake_bytes(together)) > budget:
                 return f"the budget is {format_bytes(budget)}" + (f" on {device}" if device else "")
@@ -440,20 +449,20 @@ class ModelPool(ModelLender):
 
 def _stays(host: ModelHost[Any]) -> bool:
     """Return whether it is pinned, and nothing is about to end."""
-    return host._is_pinned and (host._tenancy.is_idle() or host._tenancy.is_asleep())
+    return host._is_pinned and (host._machine.is_idle() or host._machine.is_asleep())
 
 
-def _together(several: list[Blocks]) -> Blocks:
-    return {key: block for blocks in several for key, block in blocks.items()}
+def _together(several: list[Footprint]) -> Footprint:
+    return {key: block for footprint in several for key, block in footprint.items()}
 
 
-def _pending(host: ModelHost[Any], apart_from: Load) -> Blocks:
+def _pending(host: ModelHost[Any], apart_from: Load) -> Footprint:
     """Return the memory that loads under way were admitted for and do not have yet."""
-    loads = host._tenancy.transition, host._tenancy.replacement
+    loads = host._machine.transition, host._machine.replacement
     return _together(
         [
             one.admitted
-            for one in (*loads, *host._tenancy.given_up)
+            for one in (*loads, *host._machine.given_up)
             if isinstance(one, Load) and one is not apart_from and one.admitted and not one.is_made
         ]
     )
@@ -469,19 +478,23 @@ def _available_bytes() -> int:
 
 
 def _explain(
-    host: ModelHost[Any], load: Load, blocks: Blocks, lacking: str, hosts: list[ModelHost[Any]]
+    host: ModelHost[Any],
+    load: Load,
+    footprint: Footprint,
+    lacking: str,
+    hosts: list[ModelHost[Any]],
 ) -> str:
     held = []
     for one in hosts:
-        used, why = one._tenancy.used(apart_from=load), str(one._tenancy.in_use())
+        used, why = one._machine.used(apart_from=load), str(one._machine.in_use())
         why = why.removeprefix(f"{one.name} ")
         if one is host and load.make is not None:
             why = "the version in use; pass overlap=False to unload it first"
         elif _stays(one):
             why = "pinned by keep_alive=-1"
-        if not used and (remains := one._tenancy.remains()):
+        if not used and (remains := one._machine.remains()):
             used, why = [remains], "unloaded, but callers keep parts of it"
         if used:
             held.append(f"{one.name} has {format_bytes(awake_bytes(_together(used)))} ({why})")
-    needs = f", and it needs {format_bytes(awake_bytes(blocks))}" if blocks else ""
+    needs = f", and it needs {format_bytes(awake_bytes(footprint))}" if footprint else ""
     return f"no room for {host.name}: {lacking}{needs}; {'; '.join(held) or 'nothing is loaded'}"

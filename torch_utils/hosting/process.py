@@ -29,9 +29,9 @@ from torch_utils._resource import add_note, closed_error
 from torch_utils._runtime import early_bound, is_shutting_down
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelProcessError, repr_of
-from torch_utils.hosting import messages
-from torch_utils.hosting.blocks import ASLEEP, Blocks, blocks_of, by_device
-from torch_utils.hosting.messages import Message
+from torch_utils.hosting import wire
+from torch_utils.hosting.footprint import ASLEEP, Footprint, by_device, footprint_of
+from torch_utils.hosting.wire import Message
 
 __all__ = ["ModelProcess", "Proxy", "pickled_load"]
 
@@ -88,7 +88,7 @@ def _describe(code: int | None) -> str:
 
 
 class ModelProcess:
-    """A model in a child process: the tenant of its host.
+    """A model in a child process.
 
     `load` spawns the process, which is never forked. It ends with this object, and with this
     process even if that crashes. It runs one call at a time; other threads wait. A call that does
@@ -189,15 +189,15 @@ class ModelProcess:
     def measure(self) -> None:
         """Do nothing: each answer of the process has its memory."""
 
-    def blocks(self) -> Blocks:
+    def footprint(self) -> Footprint:
         """Return its memory: on the host now, on devices at its last answer."""
         host = max(0, self.resident_bytes() - self.asleep_bytes)
         sizes = {**self._device_bytes, "host": host, ASLEEP: self.asleep_bytes}
-        return blocks_of(self, {device: nbytes for device, nbytes in sizes.items() if nbytes})
+        return footprint_of(self, {device: nbytes for device, nbytes in sizes.items() if nbytes})
 
     def sizes(self) -> dict[str, int]:
         """Return its bytes on the host now, and on each device at its last answer."""
-        return by_device(self.blocks())
+        return by_device(self.footprint())
 
     @property
     def is_asleep(self) -> bool:
@@ -242,7 +242,7 @@ class ModelProcess:
             Exception: The model raised it.
         """
         try:
-            message = messages.dump(request)
+            message = wire.dump(request)
         except Exception as error:
             # Classes that cannot be pickled may raise anything.
             raise pickle.PicklingError(
@@ -270,8 +270,8 @@ class ModelProcess:
                 self._is_busy = True
                 limit_s = self._call_timeout_s if request[0] in ("call", "get") else None
                 self._connection.settimeout(limit_s)
-                messages.send(self._connection, message)
-                answer = messages.receive(self._connection)
+                wire.send(self._connection, message)
+                answer = wire.receive(self._connection)
             except (TimeoutError, BlockingIOError):
                 self._stop(0, f"has ended: killed, because a call took longer than {limit_s:g} s")
                 raise self._closed_error() from None
@@ -300,7 +300,7 @@ class ModelProcess:
     def _value(self, answer: Message) -> Any:
         """Return the value of an answer, or raise the exception of the model."""
         try:
-            succeeded, value, self._device_bytes = messages.load(answer)
+            succeeded, value, self._device_bytes = wire.load(answer)
         except Exception as error:
             # Unpickling a program's classes may raise anything.
             raise ModelProcessError(

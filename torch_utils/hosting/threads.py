@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torch_utils._runtime import ERROR, is_shutting_down, log
 from torch_utils._signals import DeferredSignals
-from torch_utils.hosting.tenancy import CHANGED, Request, Tenancy
+from torch_utils.hosting.state_machine import CHANGED, Request, StateMachine
 
 __all__ = [
     "LONGEST_WAIT_S",
@@ -138,11 +138,11 @@ class Expiry:
         if self._is_running:
             self._dropped.put(None)
 
-    def start(self, tenancy: Tenancy) -> None:
+    def start(self, machine: StateMachine) -> None:
         """Start the thread, unless it runs."""
         # Nothing is due earlier. A thread that looked at once might close a model of a pool before
         # newer ones.
-        wait_s = min(tenancy.keep_alive_s or LONGEST_WAIT_S, LONGEST_WAIT_S)
+        wait_s = min(machine.keep_alive_s or LONGEST_WAIT_S, LONGEST_WAIT_S)
         thread = threading.Thread(None, self._run, "torch_utils-expiry", (wait_s,), daemon=True)
         with CHANGED:
             if not self._is_running and not is_shutting_down():
@@ -159,23 +159,23 @@ class Expiry:
             host = self._host()
             if host is None:
                 return
-            tenancy = host._tenancy
+            machine = host._machine
             try:
                 if request is not None:
-                    tenancy.end_lease(request)
+                    machine.end_lease(request)
                 host._do_what_is_due()
             except BaseException as error:  # From the model's close(); the model is gone.
                 log(ERROR, "unloading an idle model failed: %r", error, exc_info=error)
             del host, request
             with CHANGED:
-                has_none = tenancy.tenant is None or tenancy.tenant.is_asleep
-                if has_none and not tenancy.replaced:
+                has_none = machine.loaded is None or machine.loaded.is_asleep
+                if has_none and not machine.replaced:
                     self._is_running = False
                     return
-                wait_s = tenancy.keep_alive_s or LONGEST_WAIT_S  # Leases do not wake the thread.
-                if tenancy.is_idle():
-                    wait_s = max(0.0, tenancy.expires_at() - time.monotonic())
-                until_measured_s = tenancy.next_measurement() - time.monotonic()
+                wait_s = machine.keep_alive_s or LONGEST_WAIT_S  # Leases do not wake the thread.
+                if machine.is_idle():
+                    wait_s = max(0.0, machine.expires_at() - time.monotonic())
+                until_measured_s = machine.next_measurement() - time.monotonic()
                 wait_s = max(0.0, min(wait_s, until_measured_s, LONGEST_WAIT_S))
 
 

@@ -215,7 +215,7 @@ def test_invalid_token_can_be_corrected(chromium: Any, index: Path) -> None:
 
 
 def test_page_knows_the_best_score_of_a_hybrid_search() -> None:
-    from rag_demo.searching import RANK_CONSTANT
+    from rag_demo.search_request import RANK_CONSTANT
     from tests.support.programs import ROOT
 
     script = (ROOT / "rag_demo/service/page/page.js").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import pytest
 from tests.support.other_pythons import other_pythons
 from tests.support.programs import Result, run, run_forked
 from tests.torch_utils.hazards.endings import ENDINGS
-from tests.torch_utils.hazards.places import PLACES
+from tests.torch_utils.hazards.holders import PLACES
 from tests.torch_utils.hazards.processes import PROCESSES
 from tests.torch_utils.hazards.row import ALL, Row
 from tests.torch_utils.hazards.torch_states import TORCH_STATES

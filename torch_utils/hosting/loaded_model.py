@@ -18,18 +18,18 @@ from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource
 from torch_utils._runtime import is_shutting_down, log, whole_torch
 from torch_utils.errors import TorchUtilsError, repr_of
-from torch_utils.hosting.blocks import ASLEEP, Blocks, by_device
+from torch_utils.hosting.footprint import ASLEEP, Footprint, by_device
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.hosting.sleep import Offloaded, offload, synchronize
 
-__all__ = ["Tenant", "ThreadTenant"]
+__all__ = ["LoadedModel", "ThreadModel"]
 
 WARNING = 30
 _READING_S = 1.0
 """How long closing waits for a thread that measures the model, in seconds."""
 
 
-class ThreadTenant:
+class ThreadModel:
     """A model in this process.
 
     Args:
@@ -46,7 +46,7 @@ class ThreadTenant:
         self.storages: Storages = Storages()
         self._name = name
         self._make = load
-        self._blocks: Blocks = {}
+        self._footprint: Footprint = {}
         self._sizes: dict[str, int] = {}
         self._offloaded: Offloaded | None = None
         self.asleep_bytes: int = 0  # of host memory, which belong on a device
@@ -79,16 +79,16 @@ class ThreadTenant:
         try:
             if self.model is not None:
                 self.storages = storages_in(self.model)
-                self._blocks = self.storages.blocks()
-                self._sizes = by_device(self.blocks())
+                self._footprint = self.storages.footprint()
+                self._sizes = by_device(self.footprint())
         finally:
             self._reading.release()
 
-    def blocks(self) -> Blocks:
+    def footprint(self) -> Footprint:
         """Return its memory when it was last measured."""
         if not self.is_asleep:
-            return self._blocks
-        awake = {key: block for key, block in self._blocks.items() if block[0] != "host"}
+            return self._footprint
+        awake = {key: block for key, block in self._footprint.items() if block[0] != "host"}
         return {**awake, self: (ASLEEP, self.asleep_bytes)}
 
     def sizes(self) -> dict[str, int]:
@@ -139,7 +139,7 @@ class ThreadTenant:
         try:
             if torch is not None and not is_shutting_down():
                 # Torch could lend memory that a side stream still uses.
-                names = {device for device, _ in self._blocks.values()}
+                names = {device for device, _ in self._footprint.values()}
                 synchronize(torch, [torch.device(name.replace("host", "cpu")) for name in names])
             self.report = release(model)
         except TypeError as error:
@@ -163,5 +163,5 @@ def _parts_of(model: Any) -> Iterator[Any]:
                 pending.append(part)
 
 
-Tenant = ThreadTenant | ModelProcess
+LoadedModel = ThreadModel | ModelProcess
 """A loaded model. Its host closes it once; `report` then has what was freed."""

@@ -1,4 +1,4 @@
-"""The checker's side of the keeper: start it with the program, and exchange lines with it."""
+"""The checker's side of the supervisor: start it with the program, and exchange lines with it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from typing import IO, Any
 from clean_exit.processes import Process, read_process, send_signal
 from clean_exit.signals import ForwardedSignals, Sender
 
-_SCRIPT = Path(__file__).with_name("keeper.py")
+_SCRIPT = Path(__file__).with_name("supervisor.py")
 
 
 class CheckerError(Exception):
     """The checker failed during a run, and ended the program."""
 
 
-class KeeperProcess:
-    """A keeper process with its program.
+class SupervisorProcess:
+    """A supervisor process with its program.
 
     Args:
         command: The program, searched in PATH, and its arguments.
         environment: The complete environment of the program.
         files: The program's standard input, output and error, as for `subprocess`.
-        folder: The folder that the keeper removes after the run.
+        folder: The folder that the supervisor removes after the run.
         cwd: The current folder of the program.
 
     Attributes:
         pid: The program's process id.
-        keeper_pid: The keeper's process id; all processes of the run descend from it.
+        supervisor_pid: The supervisor's process id; all processes of the run descend from it.
         returncode: As in `subprocess`; None while the program runs.
         ended_s: The end on the monotonic clock, in seconds; None while the program runs.
         delay_ns: How long the program had to wait for a processor until then, in nanoseconds.
         stops: When it was stopped and when it was continued or ended, on the monotonic clock.
-        is_blind: Whether the system refuses to tell the keeper of orphaned processes.
+        is_blind: Whether the system refuses to tell the supervisor of orphaned processes.
         is_alone: Whether the program and all its descendants have ended.
 
     Raises:
@@ -92,12 +92,12 @@ class KeeperProcess:
             except BaseException:  # Also after an interrupt, nothing else closes it.
                 self._socket.close()
                 raise
-        self.keeper_pid: int = self._process.pid
+        self.supervisor_pid: int = self._process.pid
         try:
             while not self.pid:
                 self._receive()
             self._program = read_process(self.pid)
-        except BaseException:  # Raised again: the keeper must not outlive a failure.
+        except BaseException:  # Raised again: the supervisor must not outlive a failure.
             self.close()
             raise
 
@@ -130,10 +130,10 @@ class KeeperProcess:
             self.is_alone = self.is_alone or what in (b"alone", b"gone")
 
     def receive(self, timeout_s: float) -> None:
-        """Receive what the keeper sends, waiting at most `timeout_s` seconds for it.
+        """Receive what the supervisor sends, waiting at most `timeout_s` seconds for it.
 
         Raises:
-            CheckerError: The keeper was killed.
+            CheckerError: The supervisor was killed.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -145,8 +145,8 @@ class KeeperProcess:
 
         Args:
             number: The signal.
-            sender: Who has sent it to this process; None if it is this process's own. The keeper
-                does not pass on what the sender has sent to the whole process group.
+            sender: Who has sent it to this process; None if it is this process's own. What
+                the sender has sent to the whole process group is not passed on.
         """
         if self.returncode is not None:
             return False
@@ -157,13 +157,13 @@ class KeeperProcess:
         try:
             self._socket.sendall(line.encode() + b"\n")
         except OSError:
-            pass  # The keeper was killed; the next `receive` raises.
+            pass  # The supervisor was killed; the next `receive` raises.
 
     def end(self, *, leave: bool = False) -> None:
         """End the program and its descendants, and wait until they have ended.
 
         Args:
-            leave: Whether they go on without a keeper instead.
+            leave: Whether they go on without a supervisor instead.
         """
         self._send("leave" if leave else "end")
         try:
@@ -173,12 +173,12 @@ class KeeperProcess:
             pass  # close() ends the program.
 
     def close(self) -> None:
-        """End the remaining processes and the keeper. May be called again."""
+        """End the remaining processes and the supervisor. May be called again."""
         try:
-            # close() would not reach the keeper if a forked process has a copy of the socket.
+            # close() would not reach the supervisor if a forked process has a copy of the socket.
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # The keeper was killed, or this is the second call.
+            pass  # The supervisor was killed, or this is the second call.
         self._socket.close()
         if self._process.wait() < 0 and self._program is not None and self.returncode is None:
-            send_signal(self._program, signal.SIGKILL)  # The keeper was killed.
+            send_signal(self._program, signal.SIGKILL)  # The supervisor was killed.

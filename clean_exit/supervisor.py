@@ -1,16 +1,16 @@
-"""The keeper: a process between the checker and the program, and the ancestor of the whole run.
+"""The supervisor: a process between the checker and the program, and the ancestor of the whole run.
 
 It is a subreaper (prctl(2)): orphaned descendants become its children. So daemons are found, and
 no process that existed before counts as one of the program's. It signals only its descendants.
-When the checker ends for any reason, the keeper ends all of them and removes the run's folder.
+When the checker ends for any reason, the supervisor ends all of them and removes the run's folder.
 
-    python -I -S keeper.py SOCKET MASK FOLDER UNSET COMMAND...
+    python -I -S supervisor.py SOCKET MASK FOLDER UNSET COMMAND...
 
-The keeper inherits the program's files, environment and current folder. It starts the program with
-the signals in MASK blocked and without the variable UNSET, which this Python may have set (see
+The supervisor inherits the program's files, environment and current folder. It starts the program
+with the signals in MASK blocked and without the variable UNSET, which this Python may have set (see
 PEP 538). Then it closes the files. The checker writes the lines ``kill N [CODE PID]``, with the
 sender of a signal that the checker has received, and ``end`` or ``leave`` for what remains. The
-keeper writes ``blind`` (it cannot adopt orphans), ``started PID``, ``failed ERRNO``, ``stopped
+supervisor writes ``blind`` (it cannot adopt orphans), ``started PID``, ``failed ERRNO``, ``stopped
 SECONDS`` and ``continued SECONDS`` (monotonic clock), ``ended STATUS SECONDS DELAY_NS`` (how long
 the program had to wait for a processor), ``alone`` (it has no descendants any more) and ``gone``
 (after ``end`` or ``leave``).
@@ -29,7 +29,7 @@ _GROUP_S = 0.05  # for the same signal to reach the other processes of the group
 _SET_CHILD_SUBREAPER = 36
 
 
-class Keeper:
+class Supervisor:
     """Starts one program and supervises it until it and its descendants have ended."""
 
     def __init__(self, control: int) -> None:
@@ -45,7 +45,7 @@ class Keeper:
         reader, writer = os.pipe()
         for file in (reader, writer):
             os.set_blocking(file, False)
-        # A signal to the process group must not end the keeper before the program.
+        # A signal to the process group must not end the supervisor before the program.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -235,16 +235,16 @@ def _remove(folder):
 
 
 def main() -> None:
-    """Run the keeper's command line."""
+    """Run the supervisor's command line."""
     control, mask, folder, unset, *command = sys.argv[1:]
     os.environ.pop(unset, None)
     os.set_inheritable(int(control), False)
-    keeper = Keeper(int(control))
+    supervisor = Supervisor(int(control))
     try:
-        keeper.run([int(number) for number in mask.split(",") if number], command)
+        supervisor.run([int(number) for number in mask.split(",") if number], command)
     finally:
-        if not keeper.is_leaving:
-            keeper.end_all()
+        if not supervisor.is_leaving:
+            supervisor.end_all()
         _remove(folder)
     os._exit(0)
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from rag_demo.retriever import embed
-from rag_demo.searching import check_documents
+from rag_demo.search_request import check_documents
 from rag_demo.service import models
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, respond

@@ -1,12 +1,11 @@
 """The states of a hosted model: which there are, who may change them, and its memory.
 
-The state of a host is its tenant, which is the loaded model, and its transition, which is what one
-thread is doing to the tenant:
+The state of a host is its loaded model and its transition, which is what one thread is doing to it:
 
     unloaded -> loading -> loaded -> sleeping -> asleep -> waking -> loaded
                            loaded or asleep -> unloading -> unloaded, or closed
 
-Only `Tenancy` changes them, under the one lock of all hosts:
+Only `StateMachine` changes them, under the one lock of all hosts:
 
     method    called by                                     from                 to
     lend      a lease, `load`, `wake`                       unloaded, asleep     loading, waking
@@ -16,7 +15,7 @@ Only `Tenancy` changes them, under the one lock of all hosts:
     depart    `sleep`, `unload`, `close`, expiry, a pool    loaded, asleep       sleeping, unloading
     leave     the thread that departs                       sleeping, unloading  asleep, unloaded
 
-From `lend` to `arrive` or `fail`, and from `depart` to `leave`, one thread has the tenant for
+From `lend` to `arrive` or `fail`, and from `depart` to `leave`, one thread has the loaded model for
 itself and uses it without the lock; all others wait. `depart` refuses if the caller's condition
 does not hold under the lock, for example if there is a lease. A sleep that is impossible leaves as
 an unload. A forked child starts over, unloaded.
@@ -24,9 +23,9 @@ an unload. A forked child starts over, unloaded.
 Requests for leases wait in one queue. Each change of the state serves the queue. If a model is
 loaded, the first requests get it. Otherwise all of them try again, and one of them loads it.
 
-A replacement loads beside the tenant, without a transition, or in its place, after the end of all
-leases. When it arrives beside the tenant, that one is kept among the replaced ones until its last
-lease ends. A replacement that was given up counts as memory until its load ends.
+A replacement loads beside the loaded model, without a transition, or in its place, after the end of
+all leases. When it arrives beside the loaded model, that one is kept among the replaced ones until
+its last lease ends. A replacement that was given up counts as memory until its load ends.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ from torch_utils._release.storages import Storages
 from torch_utils._resource import closed_error
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, repr_of
-from torch_utils.hosting.blocks import Blocks, blocks_of
-from torch_utils.hosting.tenant import Tenant
+from torch_utils.hosting.footprint import Footprint, footprint_of
+from torch_utils.hosting.loaded_model import LoadedModel
 
-__all__ = ["CHANGED", "HostStatus", "Load", "Request", "State", "Tenancy", "Transition"]
+__all__ = ["CHANGED", "HostStatus", "Load", "Request", "State", "StateMachine", "Transition"]
 
 State = Literal[
     "unloaded", "loading", "loaded", "sleeping", "asleep", "waking", "unloading", "closed"
@@ -69,7 +68,7 @@ class Request:
         task: The id of the coroutine's task, because others of its thread can go on; or None.
         since: The time of the request, by `time.monotonic`.
         is_lease: Whether it is a lease; otherwise only the load is wanted.
-        tenant: What it leases; None while it waits.
+        loaded: What it leases; None while it waits.
         model: Its model, if that is in this process.
         turn: Done when a request that waits should be looked at again; None before it waits.
         is_woken: Whether it is done, or is about to be.
@@ -83,7 +82,7 @@ class Request:
         self.task = task
         self.is_lease = is_lease
         self.since: float = time.monotonic()
-        self.tenant: Tenant | None = None
+        self.loaded: LoadedModel | None = None
         self.model: Any = None
         self.turn: Future[None] | None = None
         self.is_woken = False
@@ -123,7 +122,7 @@ class HostStatus:
 
 
 class Transition:
-    """What one thread does to a tenant: it unloads it or lets it sleep.
+    """What one thread does to a loaded model: it unloads it or lets it sleep.
 
     Attributes:
         state: The state of the host meanwhile.
@@ -139,26 +138,26 @@ class Load(Transition):
     """A load or a wake, perhaps of a replacement.
 
     Attributes:
-        make: Makes the tenant of a replacement; None for that of the host.
+        make: Makes the model of a replacement; None for that of the host.
         in_background: Whether a thread does it for all who wait, and not for itself.
         admitted: The memory that a pool has reserved for the load; None before.
         is_made: Whether the load has that memory.
         no_room: Why the load waits for room; empty if it does not.
         outcome: True if its model is lent, False if its function is kept for the next load; None
             before.
-        tenant: What it loads.
+        loaded: What it loads.
         is_given_up: Whether nobody waits for the replacement any more.
     """
 
     def __init__(self, in_background: bool = False) -> None:
         super().__init__("loading", None if in_background else threading.get_ident())
-        self.make: Callable[[], Tenant] | None = None
+        self.make: Callable[[], LoadedModel] | None = None
         self.in_background = in_background
-        self.admitted: Blocks | None = None
+        self.admitted: Footprint | None = None
         self.is_made = False
         self.no_room = ""
         self.outcome: bool | None = None
-        self.tenant: Tenant | None = None
+        self.loaded: LoadedModel | None = None
         self.is_given_up = False
 
 
@@ -234,22 +233,22 @@ CHANGED = _Changed()
 """The lock of all hosts, and the condition of all their changes. It is held for moments only."""
 
 
-class Tenancy:
-    """The tenant of a host, its transition, its leases and its memory.
+class StateMachine:
+    """The loaded model of a host, its transition, its leases and its memory.
 
     Args:
         name: The name of the host.
         keep_alive_s: How long an idle model stays loaded.
         max_leases: How many leases there may be at a time; None for no limit.
         sizes: The declared size of the model, by device; empty to measure it.
-        make: Makes a tenant, which is not loaded yet.
+        make: Makes a model, which is not loaded yet.
 
     Attributes:
-        make: Makes the next tenant.
-        tenant: The loaded model.
+        make: Makes the next model.
+        loaded: The loaded model.
         transition: What is being done to it.
-        replacement: The load that will replace the tenant.
-        replaced: Replaced tenants, which are closed when their last lease ends; whether that has
+        replacement: The load that will replace the loaded model.
+        replaced: Replaced models, which are closed when their last lease ends; whether that has
             begun.
         given_up: Replacements that were given up and still load.
         leases: The requests that have a lease, in order.
@@ -258,7 +257,7 @@ class Tenancy:
         is_closing: Whether there are no new leases.
         idle_since: When the last lease ended, or the load, by `time.monotonic`.
         last_error: The repr of the last load's exception; None if it succeeded.
-        last_blocks: The memory of the last load, or before the last sleep.
+        last_footprint: The memory of the last load, or before the last sleep.
         unloaded: Unloaded models, parts of which may be in use.
     """
 
@@ -268,21 +267,21 @@ class Tenancy:
         keep_alive_s: float,
         max_leases: int | None,
         sizes: dict[str, int],
-        make: Callable[[], Tenant],
+        make: Callable[[], LoadedModel],
     ) -> None:
         self.name = name
         self.keep_alive_s = keep_alive_s
         self.max_leases: float = math.inf if max_leases is None else max_leases
-        self.make: Callable[[], Tenant] = make
+        self.make: Callable[[], LoadedModel] = make
         self._declared = sizes
         self.start_over(is_closing=False)
 
     def start_over(self, is_closing: bool) -> None:
         """Set the state of an unloaded host, in a new one or in a forked child."""
-        self.tenant: Tenant | None = None
+        self.loaded: LoadedModel | None = None
         self.transition: Transition | None = None
         self.replacement: Load | None = None
-        self.replaced: dict[Tenant, bool] = {}
+        self.replaced: dict[LoadedModel, bool] = {}
         self.given_up: list[Load] = []
         self.leases: dict[Request, None] = {}
         self.waiting: dict[Request, None] = {}
@@ -296,7 +295,7 @@ class Tenancy:
         self.loads: int = 0
         self.unloads: int = 0
         self.last_error: str | None = None
-        self.last_blocks: Blocks = {}
+        self.last_footprint: Footprint = {}
         self.unloaded: list[Storages] = []
 
     # What the state is
@@ -304,26 +303,26 @@ class Tenancy:
     @property
     def state(self) -> State:
         """The state; "unloaded" also if the model is lost; see `is_lost`."""
-        tenant, transition = self.tenant, self.transition
+        loaded, transition = self.loaded, self.transition
         if transition is not None:
             return transition.state  # type: ignore[no-any-return]
-        if tenant is not None and tenant.is_alive():
-            return "asleep" if tenant.is_asleep else "loaded"
+        if loaded is not None and loaded.is_alive():
+            return "asleep" if loaded.is_asleep else "loaded"
         return "closed" if self.is_closing else "unloaded"
 
     def is_lost(self) -> bool:
         """Return whether the model's process has ended, or the program has released the model."""
-        tenant = self.tenant
-        return tenant is not None and not tenant.is_alive()
+        loaded = self.loaded
+        return loaded is not None and not loaded.is_alive()
 
     def is_queued(self) -> bool:
         """Return whether a load waits for room in the pool, which others may use for any time."""
         load = None if self.is_closing else self.transition
         return isinstance(load, Load) and load.admitted is None
 
-    def is_leased(self, tenant: Tenant | None) -> bool:
-        """Return whether there is a lease of a tenant."""
-        return any(lease.tenant is tenant for lease in list(self.leases))
+    def is_leased(self, loaded: LoadedModel | None) -> bool:
+        """Return whether there is a lease of a loaded model."""
+        return any(lease.loaded is loaded for lease in list(self.leases))
 
     def is_held_by(self, thread: int | None, task: int | None = None) -> bool:
         """Return whether a lease cannot end while this thread, or this task of it, waits."""
@@ -339,19 +338,19 @@ class Tenancy:
 
     def can_be_replaced(self, in_pool: bool) -> bool:
         """Return whether nothing is under way, or only a load that waits for room in a pool."""
-        is_queued = in_pool and self.is_queued() and self.tenant is None
+        is_queued = in_pool and self.is_queued() and self.loaded is None
         return self.replacement is None and (self.transition is None or is_queued)
 
     def is_in_use(self, swap: Load | None) -> bool:
-        """Return whether there is a lease, or another model than the tenant and a replacement."""
+        """Return whether there is a lease, or a model besides the loaded and the next one."""
         return bool(self.leases or self.replaced) or self.replacement not in (None, swap)
 
     def is_idle(self, is_asleep: bool = False) -> bool:
         """Return whether it is awake, or asleep, not leased, and without waiting callers."""
-        tenant = self.tenant
-        if tenant is None or self.transition or self.waiting or tenant.is_asleep != is_asleep:
+        loaded = self.loaded
+        if loaded is None or self.transition or self.waiting or loaded.is_asleep != is_asleep:
             return False
-        return not self.is_leased(tenant)
+        return not self.is_leased(loaded)
 
     def is_asleep(self) -> bool:
         """Return whether it is asleep, and without waiting callers."""
@@ -372,7 +371,7 @@ class Tenancy:
     def has_work(self) -> bool:
         """Return whether a thread should unload or measure a model now."""
         is_due = self.is_due() or self.next_measurement() <= time.monotonic()
-        return is_due or any(not self.is_leased(tenant) for tenant in list(self.replaced))
+        return is_due or any(not self.is_leased(loaded) for loaded in list(self.replaced))
 
     def threads(self) -> set[int | None]:
         """Return the threads that hold a lease or do a transition.
@@ -409,58 +408,58 @@ class Tenancy:
     def measure(self) -> None:
         """Measure the model again, which may have grown or moved, unless it is in a transition."""
         self.measured_at, self.is_stale = time.monotonic(), False
-        tenant = self.tenant
-        if tenant is not None and self.transition is None:
-            tenant.measure()
+        loaded = self.loaded
+        if loaded is not None and self.transition is None:
+            loaded.measure()
 
     def sizes(self) -> dict[str, int]:
-        """Return the memory of the tenant and of replaced ones by device, as last measured."""
+        """Return the memory of the loaded and the replaced models by device, as last measured."""
         total = Counter[str]()
-        for tenant in (self.tenant, *list(self.replaced)):
-            if tenant is not None and tenant.is_alive():
-                is_declared = self._declared and not tenant.is_asleep
-                total.update(self._declared if is_declared else tenant.sizes())
+        for loaded in (self.loaded, *list(self.replaced)):
+            if loaded is not None and loaded.is_alive():
+                is_declared = self._declared and not loaded.is_asleep
+                total.update(self._declared if is_declared else loaded.sizes())
         return dict(total)
 
-    def blocks(self, tenant: Tenant) -> Blocks:
-        """Return the memory of a tenant: when it was last measured, or declared."""
-        if self._declared and not tenant.is_asleep:
-            return blocks_of(tenant, self._declared)
-        return tenant.blocks()
+    def footprint(self, loaded: LoadedModel) -> Footprint:
+        """Return the memory of a loaded model: when it was last measured, or declared."""
+        if self._declared and not loaded.is_asleep:
+            return footprint_of(loaded, self._declared)
+        return loaded.footprint()
 
-    def expected(self, load: Load) -> Blocks:
+    def expected(self, load: Load) -> Footprint:
         """Return what a load or a wake will take; what of it still exists will be shared."""
         if self._declared:
-            return blocks_of(load, self._declared)
+            return footprint_of(load, self._declared)
         with CHANGED:
-            tenant = self.tenant
-            alive = {**self.remains(), **(tenant.blocks() if tenant is not None else {})}
+            loaded = self.loaded
+            alive = {**self.remains(), **(loaded.footprint() if loaded is not None else {})}
             return {
                 key if key in alive and load is not self.replacement else (load, key): block
-                for key, block in self.last_blocks.items()
+                for key, block in self.last_footprint.items()
             }
 
-    def used(self, apart_from: Load | None = None) -> list[Blocks]:
+    def used(self, apart_from: Load | None = None) -> list[Footprint]:
         """Return the used or admitted memory of each model that is there or loads.
 
         A model that waits for room to wake has both: the pieces that exist count once.
         """
-        found = [self.blocks(tenant) for tenant in list(self.replaced)]
+        found = [self.footprint(loaded) for loaded in list(self.replaced)]
         found += [load.admitted for load in list(self.given_up) if load.admitted is not None]
-        for tenant, load in (self.tenant, self.transition), (None, self.replacement):
+        for loaded, load in (self.loaded, self.transition), (None, self.replacement):
             admitted = load.admitted if isinstance(load, Load) else None
             if load is not None and load is apart_from:
                 continue
-            if tenant is not None:
-                found.append({**self.blocks(tenant), **(admitted or {})})
+            if loaded is not None:
+                found.append({**self.footprint(loaded), **(admitted or {})})
             elif admitted is not None:
                 found.append(admitted)
         return found
 
-    def remains(self) -> Blocks:
+    def remains(self) -> Footprint:
         """Return the memory of unloaded models that callers still use."""
-        self.unloaded = [one for one in self.unloaded if one.blocks()]
-        return {key: block for one in self.unloaded for key, block in one.blocks().items()}
+        self.unloaded = [one for one in self.unloaded if one.footprint()]
+        return {key: block for one in self.unloaded for key, block in one.footprint().items()}
 
     # What changes it
 
@@ -475,7 +474,7 @@ class Tenancy:
             TorchUtilsError: This thread itself is loading or unloading the model.
         """
         with CHANGED:
-            if request.tenant is not None:
+            if request.loaded is not None:
                 return False
             self.ensure_lending()
             transition = self.transition
@@ -497,10 +496,10 @@ class Tenancy:
             return has_begun
 
     def _is_ready(self) -> bool:
-        tenant = self.tenant
-        if self.transition is not None or tenant is None or tenant.is_asleep:
+        loaded = self.loaded
+        if self.transition is not None or loaded is None or loaded.is_asleep:
             return False
-        return tenant.is_alive()
+        return loaded.is_alive()
 
     def _has_place(self, request: Request) -> bool:
         if self.is_closing or not self._is_ready():
@@ -516,11 +515,11 @@ class Tenancy:
 
         The caller holds the lock.
         """
-        tenant = self.tenant
+        loaded = self.loaded
         is_draining = self.drains > 0 and load is not self.replacement
-        if self.transition or is_draining or (tenant is not None and not tenant.is_asleep):
+        if self.transition or is_draining or (loaded is not None and not loaded.is_asleep):
             return False
-        load.state = "loading" if tenant is None else "waking"
+        load.state = "loading" if loaded is None else "waking"
         self.transition = load
         return True
 
@@ -528,8 +527,8 @@ class Tenancy:
         self.waiting.pop(request, None)
         if request.is_lease:
             self.leases[request] = None
-        request.tenant = self.tenant
-        request.model = getattr(self.tenant, "model", None)
+        request.loaded = self.loaded
+        request.model = getattr(self.loaded, "model", None)
         self._wake(request, None)
 
     def _wake(self, request: Request, error: Exception | None) -> None:
@@ -566,14 +565,14 @@ class Tenancy:
             if request not in self.waiting and request not in self.leases:
                 return False
             is_first, self.is_stale = not self.is_stale, True
-            tenant = request.tenant
+            loaded = request.loaded
             self.waiting.pop(request, None)
             self.leases.pop(request, None)
-            if not self.is_leased(self.tenant):
+            if not self.is_leased(self.loaded):
                 self.idle_since = time.monotonic()
                 self._expires_at = self.idle_since + self.keep_alive_s
             self._serve()
-            if tenant is None or not self.is_leased(tenant):  # Others wait for that only.
+            if loaded is None or not self.is_leased(loaded):  # Others wait for that only.
                 CHANGED.notify_all()
             return is_first
 
@@ -596,7 +595,7 @@ class Tenancy:
                 self.drains = max(0, self.drains - has_begun)  # A forked child starts over.
                 self._change()
 
-    def arrive(self, load: Load, tenant: Tenant) -> bool:
+    def arrive(self, load: Load, loaded: LoadedModel) -> bool:
         """End a load or a wake that succeeded.
 
         Returns:
@@ -608,15 +607,15 @@ class Tenancy:
             if load is self.replacement:
                 if self.transition not in (None, load):
                     return False
-                if self.tenant is not None:
-                    self.replaced[self.tenant] = False
+                if self.loaded is not None:
+                    self.replaced[self.loaded] = False
                 self.replacement = None
             elif load is not self.transition:  # Its caller has given up.
                 raise TorchUtilsError(f"the load of {self.name} was interrupted")
             if load.make is not None:
-                self.make, self.last_blocks = load.make, self.blocks(tenant)
-            self.loads += self.tenant is not tenant
-            self.tenant, self.transition, load.outcome = tenant, None, True
+                self.make, self.last_footprint = load.make, self.footprint(loaded)
+            self.loads += self.loaded is not loaded
+            self.loaded, self.transition, load.outcome = loaded, None, True
             self.idle_since = self.measured_at = time.monotonic()
             if self.keep_alive_s:  # One of 0 keeps a model that was loaded beforehand.
                 self._expires_at = self.idle_since + self.keep_alive_s
@@ -662,49 +661,49 @@ class Tenancy:
                 self.given_up.append(load)
             self._change()
 
-    def depart(self, departure: Transition, may: Callable[[], bool]) -> Tenant | None:
+    def depart(self, departure: Transition, may: Callable[[], bool]) -> LoadedModel | None:
         """Begin to unload the model, or to let it sleep, if ``may()`` is True under the lock."""
         with CHANGED:
-            tenant = self.tenant
-            if self.transition is not None or tenant is None or not may():
+            loaded = self.loaded
+            if self.transition is not None or loaded is None or not may():
                 return None
-            if departure.state == "sleeping" and tenant.is_asleep:
+            if departure.state == "sleeping" and loaded.is_asleep:
                 return None
             self.transition = departure
-            return tenant
+            return loaded
 
     def leave(self, is_asleep: bool) -> None:
         """End what `depart` began."""
         with CHANGED:
             self.transition, self._expires_at = None, math.inf
-            tenant = self.tenant
-            if not is_asleep and tenant is not None:
-                self.tenant = None
-                self._forget(tenant)
+            loaded = self.loaded
+            if not is_asleep and loaded is not None:
+                self.loaded = None
+                self._forget(loaded)
             self._change()
 
-    def take_replaced(self, even_if_leased: bool) -> Tenant | None:
-        """Return a replaced tenant that nobody leases, for the caller to close."""
+    def take_replaced(self, even_if_leased: bool) -> LoadedModel | None:
+        """Return a replaced model that nobody leases, for the caller to close."""
         with CHANGED:
-            for tenant, is_taken in self.replaced.items():
-                if not is_taken and (even_if_leased or not self.is_leased(tenant)):
-                    self.replaced[tenant] = True
-                    return tenant
+            for loaded, is_taken in self.replaced.items():
+                if not is_taken and (even_if_leased or not self.is_leased(loaded)):
+                    self.replaced[loaded] = True
+                    return loaded
             return None
 
-    def leave_replaced(self, tenant: Tenant) -> None:
+    def leave_replaced(self, loaded: LoadedModel) -> None:
         """End what `take_replaced` began."""
         with CHANGED:
-            self.replaced.pop(tenant, None)
-            self._forget(tenant)
+            self.replaced.pop(loaded, None)
+            self._forget(loaded)
             self._change()
 
-    def _forget(self, tenant: Tenant) -> None:
+    def _forget(self, loaded: LoadedModel) -> None:
         for lease in list(self.leases):
-            if lease.tenant is tenant:  # Of an ended process, or at exit.
+            if lease.loaded is loaded:  # Of an ended process, or at exit.
                 del self.leases[lease]
         self.unloads += 1
-        self.unloaded.append(tenant.storages)
+        self.unloaded.append(loaded.storages)
         self.remains()  # Forgets models that are gone.
 
     def stop_lending(self) -> None:

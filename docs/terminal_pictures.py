@@ -1,4 +1,4 @@
-"""Record pictures of a terminal: ``python -m docs.record``.
+"""Record pictures of a terminal: ``python -m docs.terminal_pictures``.
 
 They show what clean-exit says of two programs of the README, and a test that fails for its growth.
 """
