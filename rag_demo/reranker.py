@@ -74,7 +74,7 @@ class Reranker(Resource):
             The results with new ranks and the model's scores. Equal scores are ordered by id.
 
         Raises:
-            ModelError: The model cannot be loaded.
+            ModelError: The model cannot be loaded, or gives scores that are not finite.
             ResourceClosedError: This object is closed.
         """
         texts = [result.passage_text for result in results]
@@ -99,7 +99,10 @@ class Reranker(Resource):
                 pairs = [(query, text) for text in texts]
                 return encoder.predict(pairs, batch_size=batch_size, show_progress_bar=False)
 
-            return np.asarray(predict(), np.float32).reshape(len(texts))
+            scores = np.asarray(predict(), np.float32).reshape(len(texts))
+            if not np.isfinite(scores).all():
+                raise ModelError(f"{self.name!r} gives scores that are not finite")
+            return scores
 
     def _model(self) -> Any:
         if self._encoder is None:

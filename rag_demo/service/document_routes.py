@@ -45,11 +45,15 @@ async def put(request: Request, service: Writable, body: DocumentsRequest) -> di
     at_most(len(new), service.limits.max_texts, "documents", "documents")
     names: Any = [each.id for each in new]
     names = names if any(names) else None
+    if names and not all(names):
+        raise Problem(
+            422, "only some documents have an id; give one to all or to none", param="documents"
+        )
     texts, metadata = [each.text for each in new], [each.metadata for each in new]
     try:
         documents = await asyncio.to_thread(check_documents, texts, metadata, names)
     except (TypeError, ValueError) as error:
-        # An id occurs twice, only some have one, or metadata are not JSON.
+        # An id occurs twice, or metadata are not JSON.
         raise Problem(422, str(error)[:500], param="documents") from None
 
     def embed_documents(texts: Sequence[str]) -> Any:
@@ -93,6 +97,8 @@ async def page(
     """Return the documents whose ids come after one, ordered by id."""
     at_most(limit, service.limits.max_top_k, "documents in a page", "limit")
     found = await _read(request, service, service.index.page, (limit, after))
+    size = sum(len(each.text) for each in found)
+    at_most(size, service.limits.max_response_bytes, "characters in a page", "limit")
     documents = [each._asdict() for each in found]
     last = documents[-1]["id"] if len(documents) == limit else None
     return respond(request, {"documents": documents, "next": last})

@@ -143,8 +143,9 @@ class Guard:
         is_admin = is_change or path.startswith(("/admin", "/debug"))
         if clients or (is_admin and admins):
             kind, _, token = headers.get(b"authorization", b"").partition(b" ")
-            if is_admin and (not admins or token in clients):
-                raise Problem(403, "administration needs an admin token; set RAG_DEMO_ADMIN_TOKEN")
+            if is_admin and (not admins or token.strip() in clients):
+                how = "send one" if admins else "its operator sets RAG_DEMO_ADMIN_TOKEN"
+                raise Problem(403, f"changes and administration need an admin token; {how}")
             known = admins if is_admin else [*admins, *clients]
             is_known = sum(hmac.compare_digest(token.strip(), each) for each in known)
             if kind.lower() != b"bearer" or not is_known:

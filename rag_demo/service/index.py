@@ -95,9 +95,11 @@ class Index:
 
     def _save(self, change: Callable[[Any], Any], retriever: Any) -> Any:
         if result := change(retriever):  # Otherwise nothing was deleted.
-            if not self.is_database:
-                retriever.save(self._settings.index)
-            self.set_state(*self.look())
+            if self.is_database:
+                self.set_state(*self.look())
+            else:
+                version = retriever.store.save(self._settings.index, self._identity)
+                self.set_state(len(retriever), version)
         return result
 
     # Jobs of its lane, in the lane's thread
@@ -171,7 +173,7 @@ class Index:
             Problem: The index cannot be changed or saved; the old index stays in use.
         """
         async with self._changing:
-            while True:
+            while self._loop.time() < deadline:
                 try:
                     return await self.host.call(partial(self._save, change))
                 except PostgresError:  # A transaction was rolled back.
@@ -184,6 +186,5 @@ class Index:
                         log_error("the index cannot be changed", error)
                         detail = "the index cannot be changed now; the service's log says why"
                         raise overloaded(60, detail, status=503) from None  # As by a full disk.
-                if self._loop.time() > deadline - _PAUSE_S:
-                    raise overloaded(5, "another process is changing the index", status=503)
                 await asyncio.sleep(_PAUSE_S)
+            raise overloaded(5, "other changes of the index take all the time", status=503)

@@ -39,7 +39,7 @@ _REASONS = {
     ModelMismatchError: "the index was made with another model",
     WriterBusyError: "another process is changing the index",
     IndexFileError: "the index is missing or damaged",
-    ModelError: "the model cannot be loaded",
+    ModelError: "the model cannot be used",
     PostgresError: "the database cannot be reached",
 }
 

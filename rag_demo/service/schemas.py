@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import orjson
@@ -13,7 +14,7 @@ from rag_demo.stores.filters import Condition, Filter, parse_filter
 
 _MAX_FILTER_BYTES = 1 << 16
 _MAX_CONDITIONS = 64  # of a filter; each is looked up among all documents
-_MAX_ITEMS = 5_000  # of a list, or of the metadata of a document
+_MAX_ITEMS = 5_000  # of a list, or of the metadata of a document, at all depths
 _SHOWN_CHARS = 80  # of an unknown field
 Item = TypeVar("Item")
 
@@ -31,13 +32,20 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _few(values: Any) -> Any:
-    """Refuse a list or an object of too many items before each of them is checked.
+def _few(values: Any, *, deep: bool = False) -> Any:
+    """Refuse a list or an object of too many items before each of them is checked or stored.
 
     The limits of the service are lower; this one is about the time that a check takes.
     """
-    if isinstance(values, (list, dict)) and len(values) > _MAX_ITEMS:
-        raise Problem(413, f"{len(values):,} items; at most {_MAX_ITEMS:,} are allowed")
+    count, parts = 0, [values]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, (list, dict)):
+            count += len(part)
+            if count > _MAX_ITEMS:
+                raise Problem(413, f"more than {_MAX_ITEMS:,} items in a list or an object")
+            if deep:
+                parts += part.values() if isinstance(part, dict) else part
     return values
 
 
@@ -78,6 +86,7 @@ TextOrTexts = Annotated[
     BeforeValidator(_as_list, json_schema_input_type=Text | Texts),
     Field(examples=["a text"]),
 ]
+Metadata = Annotated[dict[str, Any], BeforeValidator(partial(_few, deep=True))]
 Prompt = Literal["query", "document", "passage", "search_query", "search_document"]
 Dimensions = Annotated[
     Count | None, Field(description="Cut off vectors after so many numbers; their length stays 1.")
@@ -204,7 +213,7 @@ class NewDocument(_Own):
 
     id: Annotated[Text, Field(max_length=512)] | None = None
     text: Text
-    metadata: Annotated[dict[str, Any], BeforeValidator(_few)] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
 
 
 class DocumentsRequest(_Own):

@@ -60,7 +60,10 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
             ]
             truncated += cut
     batches = [[each._asdict() for each in results] for results in found]
-    if not body.include_text:
+    if body.include_text:
+        size = sum(len(each["text"]) for each in chain.from_iterable(batches))
+        at_most(size, limits.max_response_bytes, "characters in the results", "top_k")
+    else:
         for each in chain.from_iterable(batches):
             del each["text"]
     content = {"batches": batches} if body.query is None else {"results": batches[0]}

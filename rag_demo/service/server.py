@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from rag_demo.errors import RagDemoError
-from rag_demo.service import documents, probes, search
+from rag_demo.service import document_routes, probes, search_routes
 from rag_demo.service.guard import Guard
 from rag_demo.service.models import LoadModel
 from rag_demo.service.responses import BEARER, respond_to_error
@@ -76,7 +76,7 @@ def create_app(
     )
     app.state.service = None
     app.include_router(probes.router)
-    for module in (search, documents):
+    for module in (search_routes, document_routes):
         # The guard checks tokens, before it reads a body; this describes them.
         app.include_router(module.router, dependencies=[Security(BEARER)])
     app.add_middleware(Guard, settings=settings, limits=limits)

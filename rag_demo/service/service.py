@@ -197,7 +197,7 @@ class Service:
         truncated = sum(count > most for _, count in rows)
         if truncated and not truncate:
             detail = f"{truncated} texts are longer than the {most} tokens that the model reads"
-            raise Problem(413, f"{detail}; shorten them or set truncate to true", param="inputs")
+            raise Problem(413, f"{detail}; shorten them or set truncate to true", param="input")
         tokens = sum(min(count, most) for _, count in rows)
         metrics.TOKENS.inc(tokens)
         metrics.TRUNCATED.inc(truncated)
@@ -213,6 +213,7 @@ class Service:
         left_s = deadline - asyncio.get_running_loop().time()
         if (await asyncio.wait({changing}, timeout=max(0.0, left_s)))[0]:
             return changing.result()
+        changing.add_done_callback(lambda task: task.cancelled() or task.exception())  # is seen
         raise overloaded(5, "the change takes too long; it may still be saved", status=504)
 
     async def unload(self, name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
-from rag_demo.errors import IndexChangedError
+from rag_demo.errors import IndexChangedError, RagDemoError
 from rag_demo.reading.document import Document
 from rag_demo.search_request import Order, SearchRequest, SearchResult, Stats, by_mode
 from rag_demo.stores.documents import GONE, Contents, DocumentTable
@@ -135,6 +135,7 @@ class LocalStore:
         self._searching: list[int] = []  # thread ids, one for each running search
         self._has_searched = threading.Condition()
         self._is_closed = False
+        self._uses_words = False
         self._no_vectors = vectors
         self._snapshot = self._empty(language)
         self._saved: dict[Path, list[Known]] = {}
@@ -159,7 +160,12 @@ class LocalStore:
         with self._change() as snapshot:
             if choose_ids:
                 batch = batch.with_unused_ids(snapshot.find, snapshot.next_number)
-            self._snapshot = self._tidied(snapshot.upserted(batch))
+            new = self._tidied(snapshot.upserted(batch))
+            if self._uses_words:  # Otherwise the next search would wait for the new texts.
+                self._uses_words = False
+                with contextlib.suppress(RagDemoError):  # That search raises it.
+                    new.words.catch_up(new.documents, new.alive)
+            self._snapshot = new
             return [document.id for document in batch.documents]
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -218,6 +224,7 @@ class LocalStore:
     def search(self, request: SearchRequest) -> list[list[SearchResult]]:
         """See `Store`."""
         with self._search() as snapshot:
+            self._uses_words |= request.mode != "dense"
             try:
                 return search(snapshot, request)
             except BaseException as error:  # A kept exception must not keep views of vectors.
@@ -256,8 +263,8 @@ class LocalStore:
                 self._searching.remove(thread)
                 self._has_searched.notify_all()
 
-    def save(self, folder: Path, identity: ModelIdentity, *, overwrite: bool = False) -> None:
-        """See `rag_demo.retriever.LocalRetriever.save`."""
+    def save(self, folder: Path, identity: ModelIdentity, *, overwrite: bool = False) -> str:
+        """See `rag_demo.retriever.LocalRetriever.save`. Returns the name of the saved state."""
         place = folder.resolve()
         with self._change() as snapshot, open_writer(folder, start_over=overwrite) as writer:
             committed, states = writer.manifest, self._saved.get(place, [])
@@ -274,7 +281,7 @@ class LocalStore:
             if known and known[0][1] is snapshot.documents and not overwrite:
                 before = known[0][2]
                 if np.array_equal(before, snapshot.owners):
-                    return  # Nothing has changed, so other writers keep their state.
+                    return committed.commit  # Nothing has changed, so other writers keep theirs.
             else:
                 writer.clear(identity)
                 writer.use_language(snapshot.words.language)
@@ -288,6 +295,7 @@ class LocalStore:
             self._saved[place] = [*known, (commit, snapshot.documents, snapshot.owners)]
             finished = saved is None or saved.manifest.finished  # Else it lacks documents still.
             writer.commit(commit, source=source, finished=finished, words=snapshot.words)
+        return commit
 
     def compact(self, folder: Path, identity: ModelIdentity) -> None:
         """See `rag_demo.retriever.LocalRetriever.compact`."""

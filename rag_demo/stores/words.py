@@ -226,6 +226,8 @@ class TextIndex:
         """
         import tantivy
 
+        if self.end >= len(alive):  # Do not wait for another thread that adds later documents.
+            return
         with self._lock:
             if self.end >= len(alive):
                 return

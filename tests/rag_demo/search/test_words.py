@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,34 @@ def test_hybrid_search_for_stop_words_alone_is_dense_search() -> None:
         for query in ("of the", "in a"):
             assert ids(query, "hybrid") == ids(query, "dense")
             assert ids(f"{query} gradient", "hybrid") != ids(f"{query} gradient", "dense")
+
+
+def test_change_adds_words_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a search that uses words; until then, the next one adds them."""
+    from rag_demo.stores import words
+
+    threads: list[int] = []
+
+    def stems_of(text: str, language: str, *, is_query: bool = False) -> Any:
+        threads.extend([threading.get_ident()] * (text.startswith("new") and not is_query))
+        return true(text, language, is_query=is_query)
+
+    true = words.stems_of
+    monkeypatch.setattr(words, "stems_of", stems_of)
+    with FaissRetriever(Hashed()) as retriever:
+        retriever.add(["old"], ids=["old"])
+        for name in ("a", "b"):
+            retriever.search("old", mode="bm25")
+            change = threading.Thread(target=retriever.add, args=([f"new {name}"],))
+            change.start()
+            change.join()
+            assert threads == [change.ident]
+            threads.clear()
+        assert len(retriever.search("new", mode="bm25")) == 2
+        retriever.add(["new c"])
+        retriever.add(["new d"])
+        assert len(threads) == 1, "the second change was not preceded by a search"
+        assert len(retriever.search("new", mode="bm25")) == 4
 
 
 def test_stems_are_those_of_the_language(tmp_path: Path) -> None:

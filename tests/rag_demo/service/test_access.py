@@ -114,9 +114,11 @@ def test_each_token_opens_its_own_routes(index: Path) -> None:
 
 def test_clients_token_does_not_administer_without_admin_token(index: Path) -> None:
     headers = {"authorization": f"Bearer {CLIENT}"}
-    (answer,) = ask(index, ("GET", "/admin/models", {"headers": headers}), token=(CLIENT,))
-    assert answer.status_code == 403
-    assert "RAG_DEMO_ADMIN_TOKEN" in answer.json()["detail"]
+    request = "GET", "/admin/models", {"headers": headers}
+    for admin_token, hint in (((), "sets RAG_DEMO_ADMIN_TOKEN"), ((ADMIN,), "; send one")):
+        (answer,) = ask(index, request, token=(CLIENT,), admin_token=admin_token)
+        assert answer.status_code == 403
+        assert hint in answer.json()["detail"]
 
 
 def test_log_line_names_the_client_of_a_refused_request(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever
+from rag_demo.stores.local import LocalStore
 from tests.support.rag_command import succeed
 from tests.support.serving import (
     TEXTS,
@@ -84,13 +85,15 @@ def test_invalid_documents_change_nothing(folder: Path) -> None:
         ("PUT", "/documents", {"content": wrong, "headers": json_type}),
         put({"id": "a", "text": "a"}, {"id": "a", "text": "b"}),
         put({"id": "a", "text": ""}),
+        put({"id": "a", "text": "a"}, {"text": "b"}),
         put(),
         put({"id": "a", "text": "a", "more": 1}),
         ("POST", "/documents/delete", {"json": {}}),
         ("POST", "/documents/delete", {"json": {"where": {}}}),
         writable=True,
     )
-    assert [each.status_code for each in answers] == [422] * 7
+    assert [each.status_code for each in answers] == [422] * 8
+    assert "give one to all or to none" in answers[3].json()["detail"]
     assert ids_in(folder) == {"0", "1", "2", "3"}
 
 
@@ -138,6 +141,33 @@ async def test_change_has_a_deadline_and_its_late_vectors_change_nothing(folder:
         model.may_go_on.set()
         await client.post("/search", json={"query": "a", "mode": "dense"})
     assert ids_in(folder) == {"0", "1", "2", "3"}
+
+
+async def test_change_whose_deadline_has_passed_is_not_begun(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it takes longer than the timeout, and is saved without its client."""
+    saving, may_go_on, save = threading.Event(), threading.Event(), LocalStore.save
+
+    def save_late(*arguments: Any) -> str:
+        saving.set()
+        assert may_go_on.wait(60)
+        return save(*arguments)
+
+    monkeypatch.setattr(LocalStore, "save", save_late)
+    async with serving(folder, writable=True, timeout=1.0) as client:
+
+        async def change(name: str) -> int:
+            body = {"documents": [{"id": name, "text": name}]}
+            return (await client.put("/documents", json=body)).status_code
+
+        first = asyncio.create_task(change("first"))
+        await wait_for_async(saving.is_set)
+        assert await change("late") == await first == 504
+        may_go_on.set()
+        while await change("next") != 200:
+            pass
+    assert ids_in(folder) == {"0", "1", "2", "3", "first", "next"}
 
 
 @contextmanager

@@ -137,7 +137,10 @@ async def test_total_size_of_bodies_is_limited(index: Path) -> None:
 def test_response_over_a_limit_gets_413(index: Path) -> None:
     body = search({"queries": ["a", "b"], "top_k": 3})
     (fits,) = ask(index, body)
+    texts = sum(len(each["text"]) for found in fits.json()["batches"] for each in found)
     limits = {"max_results": 6, "max_response_bytes": len(fits.content)}
+    (before,) = ask(index, body, max_response_bytes=texts - 1)
+    assert f"{texts} characters in the results" in before.json()["detail"]
     for more, status in (({}, 200), *(({name: n - 1}, 413) for name, n in limits.items())):
         (answer,) = ask(index, body, **(limits | more))
         assert answer.status_code == status, more
@@ -240,20 +243,23 @@ def test_method_that_is_not_allowed_is_told_the_others(index: Path) -> None:
 
 
 def test_too_many_items_are_refused_before_each_is_checked(index: Path) -> None:
-    many = [{"text": "b"}] * 20_001
-    facts = dict.fromkeys(map(str, range(20_001)))
+    many = [{"text": "b"}] * 5_001
+    facts = dict.fromkeys(map(str, range(5_001)))
+    deep = {"a": [{"b": [1] * 4_999}] * 2}
     for method, path, body in (
         ("PUT", "/documents", {"documents": many}),
         ("PUT", "/documents", {"documents": [{"text": "a", "metadata": facts}]}),
+        ("PUT", "/documents", {"documents": [{"text": "a", "metadata": deep}]}),
         ("POST", "/rerank", {"query": "a", "documents": many}),
-        ("POST", "/search", {"queries": ["a"] * 20_001}),
+        ("POST", "/search", {"queries": ["a"] * 5_001}),
     ):
         (answer,) = ask(index, (method, path, {"json": body}), writable=True)
-        assert (answer.status_code, "20,001" in answer.text) == (413, True), answer.text
+        assert (answer.status_code, "5,000 items" in answer.text) == (413, True), answer.text
 
 
 def test_strange_json_is_invalid_json(index: Path) -> None:
-    for body in (b'{"query": ' + b"9" * 6_000 + b"}", b"[" * 5_000 + b"]" * 5_000):
+    # Python 3.14 reads more levels than a small body has; here the closing brackets are missing.
+    for body in (b'{"query": ' + b"9" * 6_000 + b"}", b"[" * 30_000):
         headers = {"content-type": "application/json"}
         (answer,) = ask(index, ("POST", "/search", {"content": body, "headers": headers}))
         assert (answer.status_code, answer.json()["detail"]) == (400, "the body is not valid JSON")
