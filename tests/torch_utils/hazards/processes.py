@@ -37,7 +37,9 @@ if __name__ == "__main__":
 LOADER = """
 import torch
 x = make()
-d = torch.utils.data.DataLoader([1, 2], num_workers=1, persistent_workers=True)
+d = torch.utils.data.DataLoader(
+    [1, 2], num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+)
 list(d)
 """
 PENDING = """

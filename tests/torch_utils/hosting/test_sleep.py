@@ -188,7 +188,7 @@ STUBBORN: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*")
+@pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*", "ignore:.*torch.jit.*")
 @pytest.mark.parametrize("kind", STUBBORN)
 def test_model_that_cannot_move_is_refused_and_unloads(
     kind: str, caplog: pytest.LogCaptureFixture

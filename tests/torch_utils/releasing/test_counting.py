@@ -60,8 +60,8 @@ def test_plain_dictionaries_beside_a_tensor_are_looked_at_once() -> None:
     finally:
         sys.setprofile(before)
     assert report.freed_bytes == {"host": BYTES}
-    # Python 3.14 tells the garbage collector of every dictionary.
-    assert calls < (60_000 if sys.version_info >= (3, 14) else 15_000)
+    # Python 3.14 tells the garbage collector of every dictionary: six calls for each.
+    assert calls < (65_000 if sys.version_info >= (3, 14) else 15_000)
 
 
 def test_arrays_in_attributes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
