@@ -56,7 +56,7 @@ bench-%: .venv/.installed ## measure one part, such as bench-release
 lint: .venv/.installed ## run the linters and type checkers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict torch_utils clean_exit rag_demo
+	$(BIN)/mypy --strict torch_utils clean_exit rag_demo torch_cleanup_pytest.py
 	$(BIN)/mypy --explicit-package-bases tests
 	PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes torch_utils --ignoreexternal
 	PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes clean_exit --ignoreexternal

@@ -8,7 +8,7 @@ import io
 import sys
 from typing import NoReturn
 
-from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
+from rag_demo.errors import RagDemoError, advice
 from rag_demo.printable import on_one_line
 
 
@@ -32,7 +32,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except ImportError as error:
-        _fail(f"{error}; {HOW_TO_INSTALL}")
+        _fail(f"{error}; {advice(error)}")
     except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError for lack of memory.
         if not is_out_of_memory(error):
             raise

