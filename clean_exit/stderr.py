@@ -1,6 +1,6 @@
 """Recognise the messages on stderr about a program's end; often nothing else shows a fault.
 
-The parser knows messages of Python 3.10 to 3.14, asyncio, torch, the resource tracker, native
+The parser knows messages of Python 3.11 to 3.14, asyncio, torch, the resource tracker, native
 libraries and shells. It decodes only the chunks that may contain a message.
 """
 

@@ -68,7 +68,7 @@ def record_clean_exit() -> None:
     """
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     programs = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
-    before, after = (program for program in programs if "class Trainer" in program)
+    before, after = (program for program in programs if "class Generator" in program)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "before.py").write_text(before, encoding="utf-8")
         Path(folder, "after.py").write_text(after, encoding="utf-8")

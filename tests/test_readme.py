@@ -14,8 +14,8 @@ from tests.support.programs import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-BROKEN, FIXED = (program for program in PROGRAMS if "class Trainer" in program)
-ERROR = "AttributeError: 'NoneType' object has no attribute 'is_available'"
+BROKEN, FIXED = (program for program in PROGRAMS if "class Generator" in program)
+ERROR = "AttributeError: 'NoneType' object has no attribute 'empty_cache'"
 
 
 @pytest.mark.parametrize(("program", "exit_code"), [(BROKEN, 120), (FIXED, 0)])

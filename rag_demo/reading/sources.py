@@ -34,9 +34,9 @@ _NEVER_READ = frozenset({"__pycache__", "node_modules"})
 _SHOWN_CHARS = 100  # of the names of columns
 _NAMES = 10  # that are listed for a reason
 Skip = Callable[..., None]  # see `Skipped.add`
-_RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?")
-_READERS = {
+READERS = {
     **dict.fromkeys(("", ".txt", ".text", ".py"), formats.read_text),
     ".rst": formats.read_rst,
     **dict.fromkeys((".md", ".markdown"), formats.read_markdown),
@@ -167,11 +167,11 @@ def _read_file(
     """
     # In a folder, only the folder's own name is resolved, because that asks the disk.
     place, suffix = str(path if ids is not None else path.resolve()), path.suffix.lower()
-    known = (*_READERS, *_RECORDS)
+    known = (*READERS, *RECORDS)
     if matches(name, reading.as_text) or (suffix not in known and reading.include):
         suffix = ".txt"
     # Records of a single file belong to no file: another one with an id replaces it.
-    owner = None if suffix in _RECORDS and ids is None else place
+    owner = None if suffix in RECORDS and ids is None else place
     try:
         place.encode()
         if suffix not in known:
@@ -180,7 +180,7 @@ def _read_file(
             raise formats.UnreadableError("not a regular file")
         with path.open("rb") as file:
             found: Iterable[Document]
-            if suffix in _RECORDS:
+            if suffix in RECORDS:
                 records = _records_of(file, suffix, reading.text_field, name, skipped)
                 found = _read_records(records, name, skip, reading, {} if ids is None else ids)
             elif not (found := list(_read_passages(file, name, suffix, reading, skipped))):
@@ -213,7 +213,7 @@ def _decoded(read: Callable[[bytes], Any], file: IO[bytes], name: str, skipped: 
 def _read_passages(
     file: IO[bytes], name: str, suffix: str, reading: Reading, skipped: Skipped
 ) -> Iterator[Document]:
-    text, unit, starts, headings, tables = _decoded(_READERS[suffix], file, name, skipped)
+    text, unit, starts, headings, tables = _decoded(READERS[suffix], file, name, skipped)
     size, overlap = reading.chunk_size, reading.chunk_overlap
     for start, stop, heading, header in cut(text, size, overlap, headings, tables):
         metadata: dict[str, Any] = {"source": name, "start": start, "stop": stop}

@@ -9,7 +9,7 @@ from tests.support.clean_exit import StderrText
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    1 / 0\n'
 ERROR = "ZeroDivisionError: division by zero\n"
 
-# The first lines of messages of Python 3.10 to 3.14, and their findings.
+# The first lines of messages of Python 3.11 to 3.14, and their findings.
 DIALECTS = {
     "Exception ignored in: <function A.__del__ at 0x7f>": "unraisable",
     "Exception ignored in: <finalize object at 0x7f; dead>": "finalizer-error",

@@ -1,4 +1,4 @@
-"""Filters by metadata find what docs/retrieval.md says."""
+"""Filters by metadata find what docs/rag_demo/retrieval.md says."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.support.rag_command import succeed
 from tests.support.serving import ask, read_settings
 
 DEPLOY = ROOT / "docs" / "deploy"
-CLOSING_S = 10  # docs/service.md
+CLOSING_S = 10  # docs/rag_demo/service.md
 
 
 def test_health_check_needs_a_service(index: Path) -> None:

@@ -102,11 +102,13 @@ def test_description_is_valid(described: Any) -> None:
 
 
 def test_settings_are_documented() -> None:
-    """The table in docs/service.md is made of the settings."""
+    """The table in docs/rag_demo/service.md is made of the settings."""
     from tests.support.programs import ROOT
     from tests.support.serving import settings_table
 
-    assert settings_table() in (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
+    assert settings_table() in (ROOT / "docs" / "rag_demo" / "service.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_page_is_served_without_token_and_with_policy(index: Path) -> None:

@@ -23,7 +23,7 @@ from tests.support.service_program import service
 from tests.support.serving import make_index
 from tests.support.waiting import wait_for
 
-GRACE_S = 25  # docs/service.md
+GRACE_S = 25  # docs/rag_demo/service.md
 WAITING = 'rag_demo_waiting_tokens{lane="model"}'
 ARRIVED = re.escape(f"{WAITING} 2.0") + r'|rag_demo_batch_tokens_count\{lane="model"\} 1\.0'
 HELD_UP = {"query": "held up", "mode": "dense"}
