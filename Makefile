@@ -53,7 +53,7 @@ bench: .venv/.installed ## measure again, and draw the charts; takes about an ho
 bench-%: .venv/.installed ## measure one part, such as bench-release
 	$(BIN)/python -m benchmarks.bench_$*
 
-lint: .venv/.installed ## run the linters and type checkers
+lint: .venv/.linters ## run the linters and type checkers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict torch_utils clean_exit rag_demo torch_cleanup_pytest.py
@@ -88,6 +88,13 @@ clean: ## remove .venv and everything that was built
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip
 	$(PIP) --group test --group dev --group wheel --group bench -e '.[rag,pdf,model,service,postgres]'
+	touch $@
+
+# A part of what .installed installs, without models and clients.
+.venv/.linters: pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(TOO_OLD)'
+	test -f .venv/.installed || $(PYTHON) -m venv .venv
+	test -f .venv/.installed || { $(PIP) --upgrade pip && $(PIP) --group lint -e '.[service]'; }
 	touch $@
 
 # Programs of other packages, one by one. Tests of those that cannot be installed are skipped.

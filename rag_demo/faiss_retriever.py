@@ -124,5 +124,5 @@ def _selector(allowed: Mask) -> Any:
 
     # The stubs know neither SWIG's keywords nor that the bitmap may be an array.
     selector: Any = faiss.IDSelectorBitmap
-    bits = np.packbits(allowed, bitorder="little")
-    return faiss.SearchParameters(sel=selector(bits))  # type: ignore[call-arg]  # see above
+    parameters: Any = faiss.SearchParameters
+    return parameters(sel=selector(np.packbits(allowed, bitorder="little")))
