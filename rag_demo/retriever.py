@@ -20,6 +20,7 @@ from rag_demo.errors import InvalidValueError, check_positive, checked_texts, sh
 from rag_demo.neighbors import with_neighbors
 from rag_demo.reading.document import Document
 from rag_demo.search_request import (
+    RERANKED,
     SearchRequest,
     SearchResult,
     Stats,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BasicEmbedder", "LocalRetriever", "Retriever", "SearchResult", "embed"]
 
-_RERANKED = 5  # times as many results are reranked as are wanted
 _MOST = 2**40  # more results than an index has documents; numpy and SQL count in 64 bits
 
 
@@ -315,7 +315,7 @@ class Retriever(Resource):
             vectors = None
         elif vectors is None:
             vectors = embedder.embed_queries(self.embedding_model, queries)
-        wanted = min(int(top_k) * (1 if rerank is None else _RERANKED), _MOST)
+        wanted = min(int(top_k) * (1 if rerank is None else RERANKED), _MOST)
         found = self.store.search(SearchRequest(queries, vectors, where, wanted, mode, weights))
         if min_score is not None:
             found = [[each for each in one if each.score >= min_score] for one in found]

@@ -20,6 +20,7 @@ MODES = ("dense", "bm25", "hybrid")
 # Of a hybrid search: Cormack, Clarke and Buettcher, SIGIR 2009. They have 60, which lifts what is
 # mediocre in both rankings; benchmarks/bench_quality.py compares some.
 RANK_CONSTANT = 5
+RERANKED = 5  # times as many results are reranked as are wanted
 _FUSED_FROM = 100  # of each ranking
 
 Order = Callable[[Rows], Rows]

@@ -45,16 +45,19 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of `release` first, then the groups, which one worker runs alone, then the rest.
+    """Those of `release` and of the census first, then the groups, then the rest.
 
-    Releases walk the whole heap, which what others import makes several times as large; and a
-    group that comes last keeps one worker busy when the others have nothing left.
+    The first ones walk the whole heap, which what others import makes several times as large. One
+    worker runs a group alone; a group that comes last keeps it busy when the others have nothing
+    left.
     """
+    walkers = ("test_census.py", "test_no_growth.py")
 
     def turn(item: pytest.Item) -> int:
         if item.get_closest_marker("xdist_group"):
             return 1
-        return 0 if item.path.parent.name == "releasing" else 2
+        walks = item.path.parent.name == "releasing" or item.path.name in walkers
+        return 0 if walks else 2
 
     items.sort(key=turn)
 

@@ -13,7 +13,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from rag_demo.retriever import SearchResult
+from rag_demo.search_request import RERANKED, SearchResult
 from rag_demo.service import models
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, check_model, respond
@@ -22,7 +22,6 @@ from rag_demo.service.service import JSONRoute, Running, Service
 from rag_demo.vectors import Vectors, normalized
 
 router = APIRouter(route_class=JSONRoute)
-_RERANKED = 5  # times as many results are reranked as are wanted
 
 
 @router.post("/search")
@@ -38,7 +37,7 @@ async def search(request: Request, service: Running, body: SearchRequest) -> Res
     at_most(max(tokens), limits.max_query_tokens, "tokens in a query", "queries")
     mode: str = body.mode or ("hybrid" if body.min_score is None else "dense")
     most = limits.max_texts if body.rerank else 0
-    wanted = max(body.top_k, min(_RERANKED * body.top_k, most))
+    wanted = max(body.top_k, min(RERANKED * body.top_k, most))
     deadline, truncated = service.deadline(), 0
     vectors: list[Any] = [None] * len(queries)
     if mode != "bm25":

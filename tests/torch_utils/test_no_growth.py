@@ -151,7 +151,7 @@ def test_leak_is_found_and_named(leak: Callable[[], None], what: str, holder: st
     with garbage_collections() as generations, pytest.raises(MemoryGrowthError) as caught:
         with no_growth():
             leak()
-    assert generations.count(2) == 1
+    assert generations.count(2) in (1, 2)  # Python may start one by itself.
     (entry,) = caught.value.entries
     assert what in entry.what
     assert any(holder in name for name in entry.holders), entry.holders
