@@ -173,6 +173,10 @@ def _note(outcome: Outcome, is_blind: bool) -> str:
         notes.append(f"the program ended before {awaited}; {name} was not sent")
     elif record and record.phase != "teardown" and outcome.returncode >= 0:
         notes.append("its exit handlers did not all run: it ended by os._exit or called exec")
+    elif record and record.phase != "teardown" and -outcome.returncode == limits.stop_signal:
+        notes.append(
+            f"its exit handlers did not all run: {signal_name(limits.stop_signal)} ended it"
+        )
     elif record and outcome.returncode == UNCLEAN:
         notes.append("120 is also what Python itself exits with if it cannot flush stdout")
     if is_blind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from clean_exit.options import github_annotation
 from clean_exit.report import SCHEMA_VERSION, ExitReport
 
 _PLACE = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
@@ -25,7 +26,7 @@ def to_github(report: ExitReport) -> str:
     for finding in report.findings:
         test = f"in {finding.test}\n" if finding.test else ""
         message = f"{finding.summary}\n{test}{finding.evidence}\nsee {finding.help}"
-        place = _place(finding.evidence)
+        place = _place(finding.evidence) or _file_of(finding.test)
         lines.append(github_annotation(message, **place, title=f"clean-exit: {finding.id}"))
     return "\n".join(lines)
 
@@ -43,11 +44,7 @@ def _place(evidence: str) -> dict[str, object]:
     return {}
 
 
-def github_annotation(message: str, **properties: object) -> str:
-    """Return the command of GitHub Actions for an error with a title or a place."""
-    pairs = (f"{name}={_escape(str(value), ':,')}" for name, value in properties.items())
-    return f"::error {','.join(pairs)}::{_escape(message)}"
-
-
-def _escape(text: str, more: str = "") -> str:
-    return "".join(f"%{ord(char):02X}" if char in f"%\r\n{more}" else char for char in text)
+def _file_of(test: str) -> dict[str, object]:
+    """Return the file of a test by its node id, as pytest shows it."""
+    path = test.partition("::")[0]
+    return {"file": path} if os.path.isfile(path) else {}  # noqa: PTH113

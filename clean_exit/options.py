@@ -1,4 +1,4 @@
-"""Options that both commands share: argument types, pyproject.toml, and the version."""
+"""What both commands share: types of arguments, pyproject.toml, explanations and output."""
 
 from __future__ import annotations
 
@@ -199,3 +199,13 @@ def _load(path: Path, name: str) -> dict[str, Any]:
         return tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # Not TOML, or not UTF-8.
         raise ValueError(f"{path} is not valid: {error}") from None
+
+
+def github_annotation(message: str, **properties: object) -> str:
+    """Return the command of GitHub Actions for an error with a title or a place."""
+    pairs = (f"{name}={_escape(str(value), ':,')}" for name, value in properties.items())
+    return f"::error {','.join(pairs)}::{_escape(message)}"
+
+
+def _escape(text: str, more: str = "") -> str:
+    return "".join(f"%{ord(char):02X}" if char in f"%\r\n{more}" else char for char in text)

@@ -76,6 +76,7 @@ STYLE = """
     .name { font-size: 12px; font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; }
     .note { font-size: 11px; fill: #4a5568; }
     .arrow { stroke: #5b6b86; stroke-width: 1.3; fill: none; marker-end: url(#head); }
+    .behind { stroke: #5b6b86; stroke-width: 1; stroke-dasharray: 3 4; fill: none; opacity: 0.5; }
 """
 HEAD = (
     '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
@@ -216,6 +217,7 @@ def picture(package: str) -> str:
         f"<style>{STYLE}</style>{HEAD}",
         f'<rect class="paper" width="{WIDTH}" height="{height:.0f}" rx="8"/>',
     ]
+    behind: list[str] = []  # Arrows that pass behind boxes show through them.
     order = sorted(shown, key=lambda edge: ([boxes[each].middle for each in edge], edge))
     for a, b in order:
         starts = [edge for edge in order if edge[0] == a]
@@ -224,10 +226,13 @@ def picture(package: str) -> str:
         end = place(boxes[b], ends.index((a, b)), len(ends))
         top, bottom = boxes[a].y + boxes[a].height, boxes[b].y
         bend = (bottom - top) / 2
-        parts.append(
-            f'<path class="arrow" d="M {start:.0f} {top:.0f} C {start:.0f} {top + bend:.0f} '
+        line = (
+            f'd="M {start:.0f} {top:.0f} C {start:.0f} {top + bend:.0f} '
             f'{end:.0f} {bottom - bend:.0f} {end:.0f} {bottom:.0f}"/>'
         )
+        parts.append(f'<path class="arrow" {line}')
+        if boxes[b].level > boxes[a].level + 1:
+            behind.append(f'<path class="behind" {line}')
     for box in boxes.values():
         left, top = box.x + 10, box.y
         parts.append(
@@ -238,7 +243,7 @@ def picture(package: str) -> str:
         for number, (kind, text) in enumerate(rows):
             y = top + 18 + LINE * number
             parts.append(f'<text class="{kind}" x="{left:.0f}" y="{y:.0f}">{text}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    return "\n".join([*parts, *behind, "</svg>", ""])
 
 
 def place(box: Box, number: int, count: int) -> float:

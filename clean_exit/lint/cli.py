@@ -59,7 +59,12 @@ def make_parser() -> Parser:
     written = "write the findings to FILE and report none"
     add("--write-baseline", type=output_file, metavar="FILE", help=written)
     add("--exit-zero", action="store_true", help="exit with 0 even if there are findings")
-    add("--explain", type=nonempty, metavar="RULE", help="explain a rule and exit")
+    add(
+        "--explain",
+        type=nonempty,
+        metavar="RULE",
+        help="explain a rule or a code and exit",
+    )
     add("-q", "--quiet", action="store_true", help="print no notes and no summary")
     add("--version", action="store_true", help="print the version and exit")
     return parser
@@ -105,7 +110,8 @@ def _run(options: argparse.Namespace, parser: Parser) -> int:
         return 0
     if options.explain:
         lines = {r.id: f"{r.id} ({r.code}): {r.summary}" for r in RULES.values()}
-        print_out(explain("lint-catalogue.md", options.explain, lines))
+        name = next((r.id for r in RULES.values() if r.code == options.explain), options.explain)
+        print_out(explain("lint-catalogue.md", name, lines))
         return 0
     _add_settings(options, parser)
     files = list(python_files(options.paths, options.exclude))

@@ -10,9 +10,9 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote_from_bytes
 
-from clean_exit.formats import github_annotation
 from clean_exit.lint.findings import RULES, SCHEMA_VERSION, Finding
 from clean_exit.lint.linter import Result
+from clean_exit.options import github_annotation
 
 _WIDEST = 160
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -35,6 +35,7 @@ def explain(command: Main, name: str) -> str:
             for name in FINDINGS
         ),
         *((lint_main, name, ["**Why.**", "**Safe.**"]) for name in RULES),
+        *((lint_main, rule.code, [f"{name} ({rule.code})"]) for name, rule in RULES.items()),
     ],
 )
 def test_explain_prints_the_section(command: Main, name: str, parts: list[str]) -> None:

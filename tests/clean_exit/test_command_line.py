@@ -101,6 +101,7 @@ def test_server_that_ends_by_the_stop_signal_succeeds(when: list[str], on_stop: 
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip() == "listening on 8000"  # The newline may come after the match.
     assert "clean" in done.stderr
+    assert ("did not all run: SIGTERM ended it" in done.stderr) == (on_stop == DIES)
     dirty = f"{DIRTY[1]}\n{SERVER.format(on_stop='sys.exit(0)')}"
     done = clean_exit("--stop-signal", "15", *when, "-c", dirty)
     assert done.returncode == 120

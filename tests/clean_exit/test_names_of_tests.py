@@ -204,6 +204,7 @@ def test_text_json_and_annotations_have_the_test(tmp_path: Path) -> None:
     options = ["--github", "--report-json", "report.json", "--", sys.executable, "-m", "pytest"]
     done = run_command([*CHECKER, *options], cwd=tmp_path, env=ENVIRONMENT)
     assert "(while the main module ran, in test_one.py::test_bad)" in done.stderr
+    assert "::error file=test_one.py" in done.stderr
     assert "::ValueError: lost in Raises.__del__()%0Ain test_one.py::test_bad%0A" in done.stderr
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert report["runs"][0]["findings"][0]["test"] == "test_one.py::test_bad"
