@@ -59,7 +59,8 @@ def thinned(samples: Samples) -> Samples:
 def save(figure: Any, name: str) -> None:
     """Write a picture for the documentation."""
     figure.tight_layout()
-    figure.savefig(DOCS / name, transparent=True, metadata={"Date": None})
+    is_dark = "dark" in name  # The others need a ground on a dark page.
+    figure.savefig(DOCS / name, transparent=is_dark, metadata={"Date": None})
 
 
 def result(name: str) -> Any:

@@ -8,12 +8,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from docs.tables import table
 
 _WIDTH = 88
+PROPERTIES = (property, cached_property)
 KEYWORD_ONLY, VAR_POSITIONAL = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL
 _TITLES = {"Args": "Arguments", "Returns": "Returns", "Attributes": "Attributes"}
 _HAS_ENTRIES = ("Args", "Attributes", "Raises")
@@ -45,12 +47,19 @@ def _described(path: str) -> Iterator[str]:
         return
     is_class = isinstance(found, type)
     # Programs get these, and make none.
-    is_got = dataclasses.is_dataclass(found) or (is_class and issubclass(found, (tuple, Exception)))
-    yield _block(f"class {name}" if is_got else _signature(found, name))
+    is_got = dataclasses.is_dataclass(found) or (
+        is_class and issubclass(found, (tuple, dict, Exception))
+    )
+    bases = ", ".join(base.__name__ for base in getattr(found, "__bases__", ()))
+    shown = (
+        f"class {name}({bases})" if is_class and issubclass(found, Exception) else f"class {name}"
+    )
+    yield _block(shown if is_got else _signature(found, name))
     types = getattr(found, "__annotations__", {}) if is_class else {}
+    types = {name: getattr(each, "__forward_arg__", each) for name, each in types.items()}
     yield from _markdown(inspect.getdoc(found) or "", types)
     for member, of_member in _members(found):
-        if isinstance(of_member, property):
+        if isinstance(of_member, PROPERTIES):
             yield f"##### `{name}.{member}`"
         else:
             yield f"##### `{name}.{member}()`"
@@ -74,7 +83,7 @@ def _members(found: Any) -> Iterator[tuple[str, Any]]:
         for name, member in vars(cls).items():
             hidden = name.startswith("_") and name != "_release"
             member = getattr(member, "__func__", member)
-            is_shown = isinstance(member, (Callable, property)) and not isinstance(member, type)
+            is_shown = isinstance(member, (Callable, *PROPERTIES)) and not isinstance(member, type)
             if not hidden and is_shown and name not in shown and member.__doc__:
                 shown.add(name)
                 yield name, member

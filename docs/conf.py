@@ -33,7 +33,8 @@ def add_contents(app, name, source):
         return
     for part in re.split(r"^## ", source[0], flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
-        pages = "\n".join(re.findall(r"\]\(([\w/-]+)\.md\)", body))
+        found = re.findall(r"\[([^\]]+)\]\(([\w/-]+)\.md\)", body.replace("`", ""))
+        pages = "\n".join(f"{shown} <{page}>" for shown, page in found)
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{pages}\n```\n"
 
 

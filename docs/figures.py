@@ -61,13 +61,14 @@ def example_report() -> str:
 TABLES["example_report"] = example_report
 
 
-def example(path: Path) -> str:
-    """Return a file as a block; of a notebook, its code."""
+def example(path: Path, link: str) -> str:
+    """Return a link to a file, and the file as a block; of a notebook, its code."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
         cells = json.loads(text)["cells"]
         text = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
-    return f"```python\n{text.rstrip()}\n```"
+    shown = link.removeprefix("../")
+    return f"[{shown}]({link}):\n\n```python\n{text.rstrip()}\n```"
 
 
 def lowered(path: Path) -> str:
@@ -81,7 +82,7 @@ def lowered(path: Path) -> str:
 
 KINDS: dict[str, Callable[[str, Path], str]] = {
     "api": lambda names, folder: reference_of(names),
-    "file": lambda path, folder: example(folder / path),
+    "file": lambda path, folder: example(folder / path, path),
     "help": lambda command, folder: help_of(command),
     "names": lambda package, folder: names_of(package),
     "table": lambda name, folder: TABLES[name](),

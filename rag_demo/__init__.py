@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel as EmbeddingModel
+    from rag_demo.encoding.embedder import BasicEmbedder as BasicEmbedder
     from rag_demo.encoding.model_identity import ModelIdentity as ModelIdentity
     from rag_demo.errors import IndexChangedError as IndexChangedError
     from rag_demo.errors import ModelMismatchError as ModelMismatchError
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
     from rag_demo.reading.document import Document as Document
     from rag_demo.reranker import Reranker as Reranker
     from rag_demo.retriever import Retriever as Retriever
-    from rag_demo.retriever import SearchResult as SearchResult
+    from rag_demo.search_request import SearchRequest as SearchRequest
+    from rag_demo.search_request import SearchResult as SearchResult
     from rag_demo.stores.ingest import embed as embed
     from rag_demo.stores.store import EmbeddedBatch as EmbeddedBatch
     from rag_demo.stores.store import Store as Store
 
 _MODULE_OF = {
     **dict.fromkeys(["IndexChangedError", "ModelMismatchError", "RagDemoError"], "errors"),
-    **dict.fromkeys(["Retriever", "SearchResult"], "retriever"),
+    **dict.fromkeys(["SearchRequest", "SearchResult"], "search_request"),
     **dict.fromkeys(["EmbeddedBatch", "Store"], "stores.store"),
+    "BasicEmbedder": "encoding.embedder",
     "Document": "reading.document",
     "EmbeddingModel": "embedding_model",
     "FaissRetriever": "faiss_retriever",
@@ -32,6 +35,7 @@ _MODULE_OF = {
     "PgVectorRetriever": "pgvector_retriever",
     "PyTorchGPURetriever": "pytorch_gpu_retriever",
     "Reranker": "reranker",
+    "Retriever": "retriever",
     "embed": "stores.ingest",
 }
 # ``import *`` needs no psycopg.

@@ -205,7 +205,7 @@ def exit_on_signals(*signals: int) -> SignalExit:
 
     A signal during a release waits until that ends. One during the exit callbacks does not break
     them off. An earlier handler of the program is called first; Python's own handler for SIGINT is
-    replaced. More than `REPEAT_S` seconds later, a second signal takes the default action and ends
+    replaced. More than a second later, a second signal takes the default action and ends
     the program immediately. Python discards exceptions in destructors, in callbacks of weak
     references and in some imports of extension modules. There this one is lost as well, and only
     the second signal ends the program.

@@ -18,15 +18,14 @@ EVERY_S = float(os.environ.get("DEBUG_MEMORY_EVERY_S", "600"))
 
 
 async def log_growth() -> None:
-    """Log every few minutes what is new, with its holders, in a thread beside the event loop."""
-    before = await asyncio.to_thread(live_memory)
+    """Log every few minutes what is new since the start, with its holders, in a thread."""
+    first = await asyncio.to_thread(live_memory)
     while True:
         await asyncio.sleep(EVERY_S)
         now = await asyncio.to_thread(live_memory)
-        grown = now.since(before)
+        grown = now.since(first)  # Not since the last time: that would never show a slow leak.
         if grown.entries:
             log.warning("new memory: %s", await asyncio.to_thread(str, grown))
-        before = now
 
 
 @contextlib.asynccontextmanager

@@ -199,8 +199,7 @@ class ModelLender(Resource):
         A pool closes all its hosts, newest first, even if one of them fails.
 
         Args:
-            deadline_s: Seconds to wait for the leases of all models together; `CLOSE_S` by
-                default.
+            deadline_s: Seconds to wait for the leases of all models together; 10 by default.
 
         Returns:
             True if this call closed it.
