@@ -238,6 +238,7 @@ class Lane:
             if job.answer.done():
                 return job.answer.result()
             if gone.done():
+                gone.result()  # Raises a refusal: the rest of the body is too large.
                 raise ClientDisconnect
             message = f"the answer was not ready within {self._settings.timeout:g} s"
             has_begun = job.taken and not self.is_loading

@@ -115,6 +115,12 @@ def test_hostile_bodies_get_client_errors(index: Path) -> None:
     assert too_large.status_code == 413
 
 
+def test_body_that_no_route_reads_is_limited_too(index: Path) -> None:
+    sent: Any = [("GET", "/documents", {"content": b"x" * size}) for size in (3_000, 1_000)]
+    refused, fine = ask(index, *sent, max_body_bytes=2_000)
+    assert (refused.status_code, fine.status_code) == (413, 200)
+
+
 async def test_total_size_of_bodies_is_limited(index: Path) -> None:
     gone = asyncio.Event()
 
