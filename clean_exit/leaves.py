@@ -69,7 +69,7 @@ class _Test:
 
     def left(self) -> list[str]:
         """Describe what is still alive, and tasks that never will be done."""
-        found = list(self.destroyed)
+        found = []
         for thread, place in list(self.threads.items()):
             if thread.is_alive() and not _POOLED.match(thread.name):
                 found.append(f"thread {thread.name!r}, started in {place}")
@@ -80,7 +80,8 @@ class _Test:
             if is_alive and not any(helper in str(process) for helper in HELPERS):
                 place = self.processes.get(pid, "an unknown place")
                 found.append(f"process {process}, started in {place}")
-        return found
+        # Last: a garbage collection may have destroyed a task since the start of this.
+        return list(dict.fromkeys([*found, *self.destroyed]))
 
 
 def _describe(task: Any, place: str) -> str:

@@ -283,6 +283,24 @@ def write(suite: pytest.Pytester, code: str) -> None:
     Path(suite.path, "test_it.py").write_text(HEAD + textwrap.dedent(code), encoding="utf-8")
 
 
+COLLECTS = """
+import gc, types
+from clean_exit import leaves
+leaves._POOLED = types.SimpleNamespace(match=lambda name: gc.collect() or True)
+"""
+
+
+def test_task_that_is_destroyed_during_the_check_is_found(suite: pytest.Pytester) -> None:
+    """By a garbage collection between the looks at destroyed tasks and at those that are alive."""
+    suite.makeconftest(COLLECTS)
+    code, message = LEFT["task of a loop that is closed"]
+    start = "    threading.Thread(target=time.sleep, args=[999], daemon=True).start()"
+    write(suite, f"{textwrap.dedent(code).rstrip()}\n{start}\n")
+    result = suite.runpytest_subprocess()
+    result.assert_outcomes(passed=1, errors=1)
+    assert message in result.stdout.str()
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_what_a_test_leaves_fails_it(suite: pytest.Pytester, name: str) -> None:
     """The message has the name of what is left, and the line that has made it."""
