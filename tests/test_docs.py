@@ -76,7 +76,10 @@ GENERATED = [page for page in PAGES if "<!-- end -->" in page.read_text(encoding
 def test_page_is_up_to_date(page: Path) -> None:
     """`python -m docs.figures` writes it again."""
     figures = importlib.import_module("docs.figures")
-    assert page.read_text(encoding="utf-8") == figures.filled(page)
+    text = page.read_text(encoding="utf-8")
+    if "<!-- names: rag_demo" in text:  # One of them is for PostgreSQL.
+        pytest.importorskip("psycopg")
+    assert text == figures.filled(page)
 
 
 @pytest.mark.parametrize("package", ["torch_utils", "clean_exit", "rag_demo"])

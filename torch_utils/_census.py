@@ -37,7 +37,7 @@ from torch_utils._release.objects import Kinds, attributes_of, is_instance, name
 from torch_utils._release.roots import Root
 from torch_utils._release.storages import name_of_device, storages_of
 from torch_utils._report import format_bytes
-from torch_utils._runtime import private, reference_counts, whole_torch
+from torch_utils._runtime import is_before_2_10, private, reference_counts, whole_torch
 from torch_utils.errors import MemoryGrowthError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -583,11 +583,16 @@ def _keys_in(results: Any) -> tuple[set[int], bool]:
 
 def _is_in_cpp_only(one: _Storage) -> bool:
     """Return whether only C++ refers to a tensor, for example a graph that has saved it."""
-    things = [one.find()]
-    count_uses = private(whole_torch(), "Tensor._use_count")
-    if things[0] is None or count_uses is None or count_uses(things[0]) < 2:
+    things, torch = [one.find()], whole_torch()
+    count_uses = private(torch, "Tensor._use_count")
+    if things[0] is None or count_uses is None or reference_counts(things) != [1]:
         return False
-    return reference_counts(things) == [1]  # Torch's own, for C++.
+    if not is_before_2_10(torch):
+        return bool(count_uses(things[0]) > 1)  # The reference is torch's own, for C++.
+    give_back = private(torch, "Tensor._fix_weakref")
+    if give_back is not None:  # C++ may own the object itself. Then it gives up its reference.
+        give_back(things[0])
+    return reference_counts(things) == [0]
 
 
 def _is_ignored(one: _Storage, ignore: tuple[Any, ...]) -> bool:

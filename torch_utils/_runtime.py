@@ -179,6 +179,7 @@ FALLBACKS = {
     "_C._swap_tensor_impl": "passed tensors stay as they are, with an error each; no model sleeps",
     "_C._storage_Use_Count": "models cannot sleep and are unloaded instead",
     "Tensor._use_count": "models cannot sleep and are unloaded instead",
+    "Tensor._fix_weakref": "before torch 2.10, growth of a graph is named as loose tensors",
     "_C._is_cached_tensor": "outputs of compiled code's CUDA graphs are errors",
     "_C._storage_address": "the search for holders takes longer",
     "_C._FunctionBase": "no autograd graph is named as a holder",
@@ -206,6 +207,15 @@ def private(torch: Any, name: str) -> Any | None:
     for attribute in name.split("."):
         torch = getattr(torch, attribute, None)
     return torch
+
+
+def is_before_2_10(torch: Any) -> bool:
+    """Return whether torch refers to a tensor's object only if nothing in Python does.
+
+    From 2.10 on it also does so while C++ uses a tensor that Python refers to.
+    """
+    parts = str(getattr(torch, "__version__", "")).split(".")[:2]
+    return all(map(str.isdigit, parts)) and [*map(int, parts)] < [2, 10]
 
 
 def has_gil() -> bool:

@@ -167,6 +167,15 @@ def test_empty_block_causes_no_full_collection() -> None:
     assert 2 not in generations
 
 
+def test_what_a_graph_has_used_was_there_before() -> None:
+    """Before torch 2.10, a tensor that C++ uses as well does not refer to its class."""
+    batch = torch.rand(9, 20)
+    KEPT["loss"] = MODEL(batch).sum()
+    with no_growth():
+        del KEPT["loss"]
+    assert batch.shape == (9, 20)
+
+
 def test_growth_below_the_limit_passes() -> None:
     with no_growth(least_bytes=1000):
         KEPT["small"] = torch.ones(100)

@@ -127,6 +127,8 @@ async def _nothing_to_await(*args: object, **kwargs: object) -> None:
 _READABLE = frozenset((*dir(object), "__dict__", "__call__"))
 # Destructors and the ends of blocks may still use these, if the object had them.
 _CLOSING = {"close": _nothing, "aclose": _nothing_to_await, "closed": True}
+# In `isinstance`, pydantic before 2.12 first looks whether the object has one of these.
+_CLOSING |= {"__pydantic_validator__": None, "__pydantic_decorators__": None}
 
 
 @early_bound

@@ -42,7 +42,15 @@ from torch_utils._release.objects import (
 )
 from torch_utils._release.storages import Held, group_by_part, storages_of
 from torch_utils._report import is_variable
-from torch_utils._runtime import DEBUG, has_gil, log, private, reference_counts, whole_torch
+from torch_utils._runtime import (
+    DEBUG,
+    has_gil,
+    is_before_2_10,
+    log,
+    private,
+    reference_counts,
+    whole_torch,
+)
 
 OUTSIDE_PYTHON = "something that Python does not show, such as a numpy array or C++"
 _WITH_LOCALS = frozenset(("locals", "vars", "eval", "exec", "dir"))
@@ -444,8 +452,11 @@ def live_objects(kinds: Sequence[type]) -> Iterator[Any]:
         below: list[type] = type.__subclasses__(pending.pop())
         pending += [one for one in below if id(one) not in wanted]
         wanted.update((id(one), one) for one in below)
-    # Objects refer to their class. To ask for them is faster if there are few classes.
-    few = len(wanted) < 50
+    # Objects refer to their class. To ask for them is faster if there are few classes. Before torch
+    # 2.10, a tensor that C++ uses as well does not tell what it refers to.
+    torch: Any = whole_torch()
+    tells = torch is None or id(torch.Tensor) not in wanted or not is_before_2_10(torch)
+    few = tells and len(wanted) < 50
     things = gc.get_referrers(*wanted.values()) if few else gc.get_objects()
     yield from compress(things, map(wanted.__contains__, map(id, map(type, things))))
 
