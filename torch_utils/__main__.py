@@ -38,9 +38,9 @@ def _lines() -> Iterator[tuple[str, str]]:
     torch = sys.modules.get("torch")
     where = f"{info['torch_version']} in {Path(str(torch.__file__)).parent}" if torch else "missing"
     yield "torch", where
-    cuda = getattr(getattr(torch, "version", None), "cuda", None)
-    hip = getattr(getattr(torch, "version", None), "hip", None)
-    yield "built for", f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "no CUDA"
+    if torch is not None:
+        cuda, hip = torch.version.cuda, torch.version.hip
+        yield "built for", f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "no CUDA"
     count = f"{info['device_count']} of " if info["device_count"] else ""
     yield "device", f"{count}{info['backend']} ({info['device_name']})"
     yield "resident memory", format_bytes(memory_snapshot().host.rss_bytes)
