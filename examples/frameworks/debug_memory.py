@@ -10,16 +10,15 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Header, HTTPException
 from fastapi.responses import PlainTextResponse
 
-from torch_utils import live_memory
+from torch_utils import LiveMemory, live_memory
 
 log = logging.getLogger("memory")
 TOKEN = os.environ.get("DEBUG_TOKEN", "")
 EVERY_S = float(os.environ.get("DEBUG_MEMORY_EVERY_S", "600"))
 
 
-async def log_growth() -> None:
+async def log_growth(first: LiveMemory) -> None:
     """Log every few minutes what is new since the start, with its holders, in a thread."""
-    first = await asyncio.to_thread(live_memory)
     while True:
         await asyncio.sleep(EVERY_S)
         now = await asyncio.to_thread(live_memory)
@@ -30,7 +29,8 @@ async def log_growth() -> None:
 
 @contextlib.asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    task = asyncio.create_task(log_growth())
+    first = await asyncio.to_thread(live_memory)
+    task = asyncio.create_task(log_growth(first))
     yield
     task.cancel()
 

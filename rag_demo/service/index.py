@@ -73,9 +73,11 @@ class Index:
     def _read_stamp(self) -> list[Any]:
         """Return what differs after another process has changed the folder. Costs a few stats."""
         found: list[Any] = []
+        if self.is_database:
+            return found
         # The folder or a file may be missing for a moment; that is a change too.
-        with contextlib.suppress(OSError):
-            for entry in () if self.is_database else os.scandir(self._settings.index):
+        with contextlib.suppress(OSError), os.scandir(self._settings.index) as entries:
+            for entry in entries:
                 status = entry.stat()
                 found.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
         return sorted(found)

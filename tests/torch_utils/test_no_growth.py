@@ -81,8 +81,11 @@ def loss_of_last_step() -> None:
 
 
 CLEAN = (
-    *(training_step, failing_batch, last_output, new_weights, with_autocast, in_a_cycle),
-    *(generate, parametrized, loss_of_last_step),
+    *(training_step, failing_batch, loss_of_last_step),
+    *(
+        pytest.param(run, marks=pytest.mark.slow)
+        for run in (last_output, new_weights, with_autocast, in_a_cycle, generate, parametrized)
+    ),
 )
 
 
