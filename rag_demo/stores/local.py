@@ -74,7 +74,8 @@ class Snapshot(Contents):
 
     Attributes:
         vectors: One row for each whole document and for each of its passages.
-        words: The full-text index. It learns of new documents when it is searched.
+        words: The full-text index. It learns of new documents when it is searched, or from the
+            next change after a search.
         saved: The saved index with the first documents, or None.
     """
 
