@@ -17,8 +17,8 @@ from rag_demo.search_request import check_documents
 from rag_demo.service import models
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, respond
-from rag_demo.service.schemas import DeleteRequest, DocumentsRequest
-from rag_demo.service.service import JSONRoute, Running, Service
+from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, JSONRoute
+from rag_demo.service.service import Running, Service
 
 router = APIRouter(prefix="/documents", route_class=JSONRoute)
 _PAGE = 100

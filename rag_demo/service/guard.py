@@ -143,11 +143,12 @@ class Guard:
         is_admin = is_change or path.startswith(("/admin", "/debug"))
         if clients or (is_admin and admins):
             kind, _, token = headers.get(b"authorization", b"").partition(b" ")
-            if is_admin and (not admins or token.strip() in clients):
+            token = token.strip()
+            if is_admin and (not admins or token in clients):
                 how = "send one" if admins else "its operator sets RAG_DEMO_ADMIN_TOKEN"
                 raise Problem(403, f"changes and administration need an admin token; {how}")
             known = admins if is_admin else [*admins, *clients]
-            is_known = sum(hmac.compare_digest(token.strip(), each) for each in known)
+            is_known = sum(hmac.compare_digest(token, each) for each in known)
             if kind.lower() != b"bearer" or not is_known:
                 detail = "a valid token is required; send Authorization: Bearer TOKEN"
                 challenge = {"www-authenticate": "Bearer"}

@@ -1,22 +1,59 @@
-"""Request bodies; the OpenAPI description is generated from them."""
+"""Request bodies: how they are parsed, and their models, which make the OpenAPI description."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import orjson
+from fastapi import Request
+from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from starlette.responses import Response
 
 from rag_demo.search_request import MODES, check_search
 from rag_demo.service.responses import Problem
 from rag_demo.stores.filters import Condition, Filter, parse_filter
 
+_SMALL_BYTES = 1 << 16  # of a body
+_MOST_MARKS = 250_000  # Quotes and opening brackets in a body; parsing so many takes 50 ms.
 _MAX_FILTER_BYTES = 1 << 16
 _MAX_CONDITIONS = 64  # of a filter; each is looked up among all documents
 _MAX_ITEMS = 5_000  # of a list, or of the metadata of a document, at all depths
 _SHOWN_CHARS = 80  # of an unknown field
 Item = TypeVar("Item")
+
+
+class _JSONRequest(Request):
+    async def json(self) -> Any:
+        body = await self.body()
+        # orjson keeps Python's lock, so every other request waits until all values are made.
+        if sum(map(body.count, (b'"', b"[", b"{"))) - body.count(rb"\"") > _MOST_MARKS:
+            raise Problem(413, "the body has too many strings, lists and objects; send it in parts")
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError:
+            if len(body) > _SMALL_BYTES:
+                raise
+        try:
+            return json.loads(body)  # It takes integers and NaN, which get better errors.
+        except (ValueError, RecursionError):  # Of 5,000 digits, or nested as deep.
+            raise json.JSONDecodeError("invalid JSON", "", 0) from None
+
+
+class JSONRoute(APIRoute):
+    """A route whose JSON is parsed several times as fast as FastAPI does."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of the route."""
+        usual = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await usual(_JSONRequest(request.scope, request.receive))
+
+        return handle
 
 
 def _as_list(value: Any) -> Any:

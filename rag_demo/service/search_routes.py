@@ -17,8 +17,14 @@ from rag_demo.search_request import RERANKED, SearchResult
 from rag_demo.service import models
 from rag_demo.service.lane import Job
 from rag_demo.service.responses import Problem, at_most, check_model, respond
-from rag_demo.service.schemas import EmbeddingsRequest, EmbedRequest, RerankRequest, SearchRequest
-from rag_demo.service.service import JSONRoute, Running, Service
+from rag_demo.service.schemas import (
+    EmbeddingsRequest,
+    EmbedRequest,
+    JSONRoute,
+    RerankRequest,
+    SearchRequest,
+)
+from rag_demo.service.service import Running, Service
 from rag_demo.vectors import Vectors, normalized
 
 router = APIRouter(route_class=JSONRoute)

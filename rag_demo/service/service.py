@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 from fastapi import Depends, Request
-from fastapi.routing import APIRoute
 from starlette.convertors import PathConvertor, register_url_convertor
-from starlette.responses import Response
 
 from rag_demo.errors import PostgresError, RagDemoError
 from rag_demo.open_index import load_manifest
@@ -30,8 +26,6 @@ from torch_utils import ModelHost, ModelInUseError
 log = logging.getLogger("rag_demo.service")
 _TICK_S = 0.5
 _BATCH_TOKENS = {"model": 512, "reranker": 4096}  # of those that do not say it
-_SMALL_BYTES = 1 << 16  # of a body
-_MOST_MARKS = 250_000  # Quotes and opening brackets in a body; parsing so many takes 50 ms.
 _LONGEST_PAUSE_S = 30.0  # between two loads that fail
 _REPORTED = ("freed_bytes", "returned_bytes", "duration_s")  # Holders may be files of the server.
 
@@ -236,36 +230,6 @@ class Service:
             raise Problem(409, "the model is in use; try again") from None
         counts = {"still_held": len(report.still_held), "errors": len(report.errors)}
         return {**counts, **{field: getattr(report, field) for field in _REPORTED}}
-
-
-class _JSONRequest(Request):
-    async def json(self) -> Any:
-        body = await self.body()
-        # orjson keeps Python's lock, so every other request waits until all values are made.
-        if sum(map(body.count, (b'"', b"[", b"{"))) - body.count(rb"\"") > _MOST_MARKS:
-            raise Problem(413, "the body has too many strings, lists and objects; send it in parts")
-        try:
-            return orjson.loads(body)
-        except orjson.JSONDecodeError:
-            if len(body) > _SMALL_BYTES:
-                raise
-        try:
-            return json.loads(body)  # It takes integers and NaN, which get better errors.
-        except (ValueError, RecursionError):  # Of 5,000 digits, or nested as deep.
-            raise json.JSONDecodeError("invalid JSON", "", 0) from None
-
-
-class JSONRoute(APIRoute):
-    """A route whose JSON is parsed several times as fast as FastAPI does."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of the route."""
-        usual = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            return await usual(_JSONRequest(request.scope, request.receive))
-
-        return handle
 
 
 class _AnyConvertor(PathConvertor):
