@@ -93,8 +93,8 @@ clean: ## remove .venv and everything that was built
 # A part of what .installed installs, without models and clients.
 .venv/.linters: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(TOO_OLD)'
-	test -f .venv/.installed || $(PYTHON) -m venv .venv
-	test -f .venv/.installed || { $(PIP) --upgrade pip && $(PIP) --group lint -e '.[service]'; }
+	test -f .venv/.installed || { $(PYTHON) -m venv .venv && $(PIP) --upgrade pip && \
+		$(PIP) --group lint -e '.[service]'; }
 	touch $@
 
 # Programs of other packages, one by one. Tests of those that cannot be installed are skipped.

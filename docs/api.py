@@ -17,7 +17,6 @@ from docs.tables import table
 _WIDTH = 88
 PROPERTIES = (property, cached_property)
 KEYWORD_ONLY, VAR_POSITIONAL = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL
-_TITLES = {"Args": "Arguments", "Returns": "Returns", "Attributes": "Attributes"}
 _HAS_ENTRIES = ("Args", "Attributes", "Raises")
 _HEADING = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Examples?):")
 _DATA = {"FINDINGS": "The id of each kind of finding, with its title."}
@@ -148,7 +147,7 @@ def _markdown(doc: str, types: Mapping[str, str] = MappingProxyType({})) -> Iter
         while lines and (not lines[0] or lines[0].startswith(" ")):
             body.append(lines.pop(0))
         kind, inner = heading[1], textwrap.dedent("\n".join(body)).strip("\n")
-        yield f"**{_TITLES.get(kind, kind)}**"
+        yield f"**{'Arguments' if kind == 'Args' else kind}**"
         if kind in _HAS_ENTRIES:
             yield _entries(inner, types if kind == "Attributes" else {})
         else:

@@ -65,7 +65,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 # What is started as a process or loaded by path, and not imported.
-STARTS = {("clean_exit", "Run", "Probe"), ("clean_exit", "Supervisor", "Base")}
+STARTS = {("clean_exit", "Run", "Probe")}
 WIDTH, MARGIN, GAP, BETWEEN = 860, 16, 18, 44
 NAME_CHARS, NAME_PX, LINE = 7.3, 12, 16
 STYLE = """
@@ -222,7 +222,7 @@ def picture(package: str) -> str:
     for a, b in order:
         starts = [edge for edge in order if edge[0] == a]
         ends = [edge for edge in order if edge[1] == b]
-        start, end = place(boxes[a], starts.index((a, b)), len(starts)), 0.0
+        start = place(boxes[a], starts.index((a, b)), len(starts))
         end = place(boxes[b], ends.index((a, b)), len(ends))
         top, bottom = boxes[a].y + boxes[a].height, boxes[b].y
         bend = (bottom - top) / 2
