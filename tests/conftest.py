@@ -1,7 +1,5 @@
 """The order of all tests, and what they share: a tiny model, and how a run ends."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os

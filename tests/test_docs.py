@@ -1,7 +1,5 @@
 """README.md and the pages in docs/: their code runs, and they read as plain Markdown."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The distribution: what it imports, its types, and the pins of what development needs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

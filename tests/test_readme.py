@@ -1,7 +1,5 @@
 """What README.md says of its programs, versions and links; test_docs.py runs its other code."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

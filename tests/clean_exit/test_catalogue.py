@@ -1,7 +1,5 @@
 """--explain of both commands, and the programs in its texts."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

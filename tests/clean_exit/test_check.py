@@ -1,7 +1,5 @@
 """`check`: its reports about many kinds of programs, and systems that lack something."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

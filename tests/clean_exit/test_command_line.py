@@ -1,7 +1,5 @@
 """The command clean-exit: exit codes, options, reports, settings and wrong usage."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

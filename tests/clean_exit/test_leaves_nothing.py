@@ -1,7 +1,5 @@
 """``leaves_nothing``: a test that leaves threads, tasks or processes fails, and others do not."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

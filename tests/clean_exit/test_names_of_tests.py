@@ -1,7 +1,5 @@
 """A finding in a suite of tests names the test that it is about."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

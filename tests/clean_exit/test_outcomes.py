@@ -1,7 +1,5 @@
 """Tests that fail are never called clean, however a program loses their outcome."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

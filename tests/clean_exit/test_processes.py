@@ -1,7 +1,5 @@
 """Processes, files and streams: the program has its own, and no others."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The pytest plugin: its marker and fixture in the usual kinds of sessions."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Signals: each arrives once, and terminals and shells behave as without the checker."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -1,7 +1,5 @@
 """Unit tests of the private parser of stderr: it knows all messages and ignores quotations."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.clean_exit import StderrText

@@ -1,7 +1,5 @@
 """Transparency: a program sees what it sees without clean-exit, except few traces of the probe."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

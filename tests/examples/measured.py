@@ -4,8 +4,6 @@ The bytes of all tensors that are alive at its end, and for each release the mem
 to the system.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import runpy

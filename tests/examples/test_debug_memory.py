@@ -1,7 +1,5 @@
 """The route and the log of examples/frameworks/debug_memory.py show what a service keeps."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.programs import ROOT, assert_clean, run

@@ -1,7 +1,5 @@
 """Run each program of examples/frameworks as its users do: one release per model, a clean exit."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The programs of examples/ give back their memory, compute the right values and exit cleanly."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """What the tests of the service share."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -4,8 +4,6 @@ A `Place` says how retrievers of one kind are opened and kept. `tests/rag_demo/t
 calls each function of `CHECKS` with an empty place of each kind.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import random

@@ -1,7 +1,5 @@
 """The retrievers of this package keep the contract of `contract.py`."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each example with a retriever runs, prints its results, and exits cleanly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """search(..., neighbors=N): the passages before and after a result, in one text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

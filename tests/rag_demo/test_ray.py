@@ -1,7 +1,5 @@
 """Embedding in actors of a real Ray: endings, kills, a lost node, errors of one line."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Both retrievers: wrong arguments raise one clear error, and figures are right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A service at work on a real port, and a headless Chromium to look at it."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

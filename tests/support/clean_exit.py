@@ -1,7 +1,5 @@
 """The commands `clean-exit` and `clean-exit-lint`, and ways to run them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

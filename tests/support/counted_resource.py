@@ -1,7 +1,5 @@
 """A resource that counts how often it is released."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch_utils import Resource

@@ -1,7 +1,5 @@
 """Models that processes of the tests load; no torch, so that a process starts in no time."""
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import mmap

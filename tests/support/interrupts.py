@@ -12,8 +12,6 @@
 The package is known by the names of its modules, so the test still holds when files move.
 """
 
-from __future__ import annotations
-
 import ast
 import dis
 import functools

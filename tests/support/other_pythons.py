@@ -1,7 +1,5 @@
 """Find the other Pythons of this machine, from 3.11 on."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """PDF files, written by hand."""
 
-from __future__ import annotations
-
 
 def pdf_of(*pages: str) -> bytes:
     """Write a PDF without a table of its objects: a page for each text, with all its lines."""

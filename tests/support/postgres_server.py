@@ -4,8 +4,6 @@ Its Python interface makes a system user, changes the modes of folders, and leav
 after a kill. So only its files are used.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

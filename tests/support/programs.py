@@ -4,8 +4,6 @@ Errors in destructors and atexit callbacks never change an exit code, so a clean
 things: the exit code that was meant, and nothing on stderr.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

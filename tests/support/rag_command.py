@@ -1,7 +1,5 @@
 """Run the command `rag-demo` in this process, and read back what an index holds."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

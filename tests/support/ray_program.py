@@ -1,7 +1,5 @@
 """A program that indexes on Ray with a model that records its releases. Actors import this file."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Helpers of the tests of `release`: weak storages, holders, collections and objects."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence

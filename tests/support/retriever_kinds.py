@@ -1,7 +1,5 @@
 """Retrievers that must answer exactly, by name. The options are not frozen."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -7,8 +7,6 @@ there is a file HANGING, a load never ends. The query "held up" is answered afte
 input, the query "hang" never. Only this module of the tests starts the server.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

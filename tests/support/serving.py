@@ -3,8 +3,6 @@
 Only this module of the tests imports the application.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

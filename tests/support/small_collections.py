@@ -1,7 +1,5 @@
 """Small collections, and the right answers to questions about them."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

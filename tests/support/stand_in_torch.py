@@ -1,7 +1,5 @@
 """A stand-in for torch on machines with accelerators, and for broken installations of it."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import types

@@ -1,7 +1,5 @@
 """Functions in threads that start at the same moment."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

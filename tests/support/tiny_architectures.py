@@ -1,7 +1,5 @@
 """Small models with random weights of many architectures, as sentence-transformers saves them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

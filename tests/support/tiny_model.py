@@ -4,8 +4,6 @@ Its own packages would write the same files, and take longer to import than all 
 need only the files.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import string

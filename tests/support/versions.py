@@ -5,8 +5,6 @@ torch includes CUDA's libraries. ``python -m tests.support.versions oldest newes
 rows only. ``--keep FOLDER`` keeps the environments.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Whether another process runs, and waiting for what comes about by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time

@@ -4,8 +4,6 @@ Each argument is the extras of one environment, such as ``rag,model``; the empty
 none. Without arguments there is an environment for none, for each extra, and for all of them.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Fork programs from an interpreter that has imported torch, which takes seconds, only once."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Fixtures of the tests of torch_utils."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, call-arg, func-returns-value, misc"
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator

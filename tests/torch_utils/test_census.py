@@ -3,8 +3,6 @@
 # torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, assignment, attr-defined, index, misc"
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, attr-defined, type-var, union-attr"
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Tests of the device and memory checks, which never raise."""
 
-from __future__ import annotations
-
 import mmap
 import types
 from collections.abc import Iterator

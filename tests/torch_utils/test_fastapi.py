@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, call-overload, misc"
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="func-returns-value"
 
-from __future__ import annotations
-
 import mmap
 import sys
 import time

@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, assignment, attr-defined, index, operator, type-var"
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gc

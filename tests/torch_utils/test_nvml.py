@@ -1,7 +1,5 @@
 """Tests of what NVML tells about cards that the program does not use yet."""
 
-from __future__ import annotations
-
 from tests.support.programs import assert_clean, run_forked
 
 STAND_IN = """

@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="name-defined"
 
-from __future__ import annotations
-
 import errno
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Tests of the metrics, also in forked children and in destructors."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

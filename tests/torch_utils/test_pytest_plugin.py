@@ -1,7 +1,5 @@
 """Tests of the pytest plugin: tests that leave memory behind fail, with the name of the holder."""
 
-from __future__ import annotations
-
 import json
 import sys
 

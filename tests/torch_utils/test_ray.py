@@ -1,7 +1,5 @@
 """Tests of resources in actors of a real Ray."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

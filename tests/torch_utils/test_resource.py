@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, attr-defined, call-arg, func-returns-value, has-type"
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

@@ -1,7 +1,5 @@
 """Tests of exit_on_signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

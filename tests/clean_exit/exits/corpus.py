@@ -1,7 +1,5 @@
 """Programs that leave uncleanly, each with a twin that does the same thing and leaves cleanly."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Every dirty program is caught, by its finding; every clean twin is not; on every Python."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

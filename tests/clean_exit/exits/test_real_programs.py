@@ -1,7 +1,5 @@
 """Programs that people run, each with the verdict it deserves: how they end is their own affair."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The command clean-exit-lint: exit codes, formats, settings, ignores, the baseline, streams."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

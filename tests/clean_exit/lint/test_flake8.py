@@ -1,7 +1,5 @@
 """The flake8 plugin."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

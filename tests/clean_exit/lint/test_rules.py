@@ -4,8 +4,6 @@
 program. At the end of a line, ``# <- RULE`` names a rule that has to be found there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rag-demo` as a process: streams, signals, terminals, and what is missing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

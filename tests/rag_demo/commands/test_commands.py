@@ -1,7 +1,5 @@
 """What the commands of `rag-demo` print and do."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

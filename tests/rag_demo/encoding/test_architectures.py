@@ -1,7 +1,5 @@
 """Every architecture goes through the whole product, with the vectors of sentence-transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

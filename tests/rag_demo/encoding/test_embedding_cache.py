@@ -1,7 +1,5 @@
 """`EmbeddingModel(cache=...)`: the same bytes again, and never wrong vectors."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """EmbeddingModel with the real weights. Run as a program, it exits cleanly."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

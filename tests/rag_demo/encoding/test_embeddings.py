@@ -1,7 +1,5 @@
 """Embeddings equal those of sentence-transformers, for any texts."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

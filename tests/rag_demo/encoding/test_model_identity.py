@@ -1,7 +1,5 @@
 """The identity of a model depends on its files, not on its path."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

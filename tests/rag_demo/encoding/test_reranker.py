@@ -1,7 +1,5 @@
 """A reranker orders the results of a search, and is released."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real server for each process of tests, and a new table for each test."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

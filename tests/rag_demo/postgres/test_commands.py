@@ -1,7 +1,5 @@
 """Commands take a URL wherever they take a folder, and the service serves it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

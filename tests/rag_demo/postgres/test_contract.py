@@ -1,7 +1,5 @@
 """`PgVectorRetriever` keeps the contract of `contract.py`, on a real server."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from typing import Any

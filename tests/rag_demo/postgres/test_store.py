@@ -1,7 +1,5 @@
 """What the contract does not ask: exactness beside indexes, filters, faults, several writers."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """Passages: nothing is left out, they fit into the model, and cutting takes linear time."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

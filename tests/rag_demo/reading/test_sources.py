@@ -1,7 +1,5 @@
 """`read_source`: which files are read, what is skipped, and what becomes of a file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

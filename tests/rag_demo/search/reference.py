@@ -10,8 +10,6 @@ in float64. A retriever may store vectors as float32 of length 1, which moves a 
 - documents with identical vectors are exact ties: they have one score and come in order of ids.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

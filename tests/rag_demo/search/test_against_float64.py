@@ -3,8 +3,6 @@
 `reference` says what counts as exact, and how ties are treated.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from functools import partial

@@ -1,7 +1,5 @@
 """The search kernel against float64, with the profile of every device, on the CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Filters by metadata find what docs/rag_demo/retrieval.md says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Long documents: embedded by passage, found by the best one, and still one document."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Search by words, and by words and vectors: BM25, words of any script, and stems."""
 
-from __future__ import annotations
-
 import math
 import random
 import threading

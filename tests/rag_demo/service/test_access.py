@@ -1,7 +1,5 @@
 """Who may ask for what, and the log of it, in which no client forges a line."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -3,8 +3,6 @@
 The reranker is a real cross-encoder: the architecture of BERT with random weights.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import json

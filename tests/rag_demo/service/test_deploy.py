@@ -1,7 +1,5 @@
 """The files for deployment, as far as they can be tested without a container."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

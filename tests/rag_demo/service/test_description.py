@@ -1,7 +1,5 @@
 """The description of the API, which a fuzzer checks, and the page in a real browser."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Changes of the index over HTTP: PUT, streams of lines, deletion, and versions."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Batches, admission, and requests that fail or lose their client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

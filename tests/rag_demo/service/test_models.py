@@ -1,7 +1,5 @@
 """Models and the index: unloads, reloads, calls and loads that hang or fail, and damage."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

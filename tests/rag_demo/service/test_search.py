@@ -1,7 +1,5 @@
 """Search requests: answers, refusals, limits, and what responses must not contain."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The server as a program: signals, exit codes and options."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """A text without a usable vector is named and left out; a damaged model is an error."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

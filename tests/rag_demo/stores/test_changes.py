@@ -1,7 +1,5 @@
 """A change that is interrupted, fails or is refused is all or nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Callable

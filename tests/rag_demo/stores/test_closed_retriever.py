@@ -1,7 +1,5 @@
 """Loading, replacing and closing a retriever."""
 
-from __future__ import annotations
-
 import gc
 import os
 import tracemalloc

@@ -4,8 +4,6 @@
 DURABILITY_RUNS makes the tests with many files longer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """All documents with their vectors go from one retriever to another without embedding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is deleted is in the files for some time, and in none of them after it is erased."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import threading

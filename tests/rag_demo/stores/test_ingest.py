@@ -1,7 +1,5 @@
 """`rag-demo index` and `add` again and again: updates, interruptions, concurrent runs."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """A saved index: what a save writes, which folders it refuses, and what it leaves alone."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """A store that threads, forked children and other writers use at the same time."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Run each test of this folder twice: as a rehearsal, and on a GPU if there is one."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

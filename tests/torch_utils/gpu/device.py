@@ -4,8 +4,6 @@ A rehearsal runs the same code on CPU tensors. Its memory is the sum of the stor
 and that are still alive.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -3,8 +3,6 @@
 Open files of the driver prove nothing: NVML opens ``nvidia-uvm`` as well.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -5,8 +5,6 @@ tests that need the whole card, then the others, up to six at a time with pytest
 The folder in ``RESULTS`` receives ``tests.json``, with the description of the machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

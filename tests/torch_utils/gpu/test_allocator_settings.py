@@ -1,7 +1,5 @@
 """Releases under other settings of torch's allocators, and of page-locked host memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The rehearsal of `benchmarks.gpu`, which later runs unattended."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

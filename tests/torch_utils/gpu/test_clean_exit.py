@@ -1,7 +1,5 @@
 """clean-exit finds remaining processes, shared tensors and process groups."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Programs that end, fork or spawn with CUDA in use release each model once, silently."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support import programs

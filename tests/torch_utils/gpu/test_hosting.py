@@ -1,7 +1,5 @@
 """A model in a process of its own returns all memory, including the device context."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support import programs

@@ -1,7 +1,5 @@
 """After a scope or a release, reserved memory has its value before the load."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

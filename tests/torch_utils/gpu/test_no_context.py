@@ -1,7 +1,5 @@
 """Checks and cleanups create no context, by the driver, by torch and by NVML."""
 
-from __future__ import annotations
-
 from typing import Any
 
 EVERYTHING = """

@@ -3,8 +3,6 @@
 No test believes the library's own reports. Models have random weights.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A broken device, memory that runs out at a chosen call, and two devices."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import SkipTest
 

@@ -1,7 +1,5 @@
 """Memory of a released tensor that others still use stays intact."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 from unittest import SkipTest

@@ -1,7 +1,5 @@
 """A sleeping model gives back the device's memory, and comes back equal from pinned memory."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """How the program ends, what comes before what at its end, and releases that fail there."""
 
-from __future__ import annotations
-
 from tests.torch_utils.hazards.row import LIGHT, LOUD, TRACEBACK, Row
 
 INTERRUPTED = """

@@ -3,8 +3,6 @@
 One place for each way in which the teardown reaches an object, or never does.
 """
 
-from __future__ import annotations
-
 from tests.torch_utils.hazards.row import Row
 
 MODULES = ("builtins", "sys", "torch")

@@ -1,7 +1,5 @@
 """Forks, multiprocessing, data loaders, coroutines, and hosted models that are in use."""
 
-from __future__ import annotations
-
 from tests.torch_utils.hazards.row import Row
 
 FORK = """

@@ -5,8 +5,6 @@ Each program runs with ``make``, ``close``, ``is_alive`` and ``log`` of `subject
 with nothing on stderr, unless the row says otherwise.
 """
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass
 

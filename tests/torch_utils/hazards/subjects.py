@@ -5,8 +5,6 @@ so that what fails in a late phase is the subject and never the log. Imported by
 on every Python, so nothing but the standard library at the top.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Every row of the matrix: silent, the right exit code, and released exactly once."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

@@ -1,7 +1,5 @@
 """torch absent, without a driver, after a fork, and tensors of every kind."""
 
-from __future__ import annotations
-
 from tests.torch_utils.hazards.row import LIGHT, Row
 
 CHECKS = """

@@ -1,7 +1,5 @@
 """Check after each test that no stub was closed twice."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.hosting_stub import Stub

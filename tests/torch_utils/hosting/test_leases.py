@@ -4,8 +4,6 @@
 # mypy: disable-error-code="attr-defined, arg-type, assignment, func-returns-value, operator"
 # mypy: disable-error-code="var-annotated"
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

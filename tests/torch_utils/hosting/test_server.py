@@ -1,7 +1,5 @@
 """A real server whose model is replaced under traffic."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 No GPU is needed: the program replaces the functions of torch that would reach one.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.programs import assert_clean, run_forked

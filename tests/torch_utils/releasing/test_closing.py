@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, assignment, misc, operator, var-annotated"
 
-from __future__ import annotations
-
 import logging
 import traceback
 import types

@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="assignment, attr-defined, index, operator, union-attr"
 
-from __future__ import annotations
-
 import sys
 from collections import OrderedDict
 from types import FrameType

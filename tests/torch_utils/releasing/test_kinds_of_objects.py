@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="attr-defined, misc"
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import enum

@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="assignment, attr-defined, list-item"
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections import deque

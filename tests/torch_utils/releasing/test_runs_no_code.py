@@ -7,8 +7,6 @@ Neither when it understands, counts and gives up objects nor when it searches fo
 # mypy: disable-error-code="assignment, attr-defined, call-arg, call-overload, metaclass"
 # mypy: disable-error-code="method-assign, override, union-attr"
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

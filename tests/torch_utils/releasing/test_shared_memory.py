@@ -3,8 +3,6 @@
 Each program runs by itself, because a failure may be a crash.
 """
 
-from __future__ import annotations
-
 from tests.support.programs import assert_clean, run_forked
 
 PRELUDE = """

@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="assignment, attr-defined, index, list-item, misc, no-untyped-call"
 
-from __future__ import annotations
-
 import contextvars
 import gc
 import threading

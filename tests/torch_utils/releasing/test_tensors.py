@@ -3,8 +3,6 @@
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="attr-defined, index"
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

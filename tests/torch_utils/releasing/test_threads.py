@@ -1,7 +1,5 @@
 """Tests of releases while other threads release or use the same objects."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 # Misuses things on purpose.
 # mypy: disable-error-code="attr-defined, misc, no-untyped-def, union-attr"
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import typing

@@ -1,7 +1,5 @@
 """The device of the tests over the stand-in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.torch_utils.gpu.device import MB, Cuda

@@ -6,8 +6,6 @@ headers that come with torch. The results are written to benchmarks/results/gpu_
 do not show a GPU's speed, numbers or driver; see docs/gpu.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
