@@ -30,6 +30,7 @@ assert "new memory: 4.0 MB on host" in lines[0] and "CACHE['table']" in lines[0]
 """
 
 
+@pytest.mark.slow
 def test_route_and_log_name_what_a_service_keeps() -> None:
     pytest.importorskip("fastapi")
     environment = {"DEBUG_TOKEN": "secret", "DEBUG_MEMORY_EVERY_S": "0.2"}

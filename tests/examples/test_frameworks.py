@@ -119,53 +119,45 @@ class Client(threading.Thread):
             return
 
 
-def serve(
-    run: Run,
-    posts: list[tuple[str, bytes]],
-    *command: str | Path,
-    stop: signal.Signals = signal.SIGTERM,
-    models: int = 1,
-) -> tuple[ExitReport, list[Any]]:
-    """Run a server with ``PORT`` in its command, post to it and stop it; return its answers too."""
+RATE = [("/rate", b'["a text", "another"]')]
+STRICT_AND_KIND = [("/strict", b"a text"), ("/kind", b"a text")]
+UVICORN = (BIN / "uvicorn", "fastapi_service:app", "--port=PORT")
+GUNICORN = (BIN / "gunicorn", "flask_service:app", "--threads=2", "--access-logfile=-")
+SERVERS: dict[str, tuple[tuple[str | Path, ...], str, list[tuple[str, bytes]]]] = {
+    "fastapi": (UVICORN, "SIGTERM", RATE),
+    "fastapi-interrupted": (UVICORN, "SIGINT", RATE),
+    "fastapi-workers": ((*UVICORN, "--workers=2"), "SIGTERM", RATE),
+    "threads": ((sys.executable, "threads_service.py", "PORT"), "SIGTERM", STRICT_AND_KIND),
+    "flask": ((*GUNICORN, "--bind=127.0.0.1:PORT"), "SIGTERM", RATE),
+}
+NEEDS = {"fastapi": ("fastapi", "uvicorn", "prometheus_client"), "flask": ("flask", "gunicorn")}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.real if name == "flask" else ()) for name in SERVERS],
+)
+def test_server_answers_and_releases_its_models(name: str, run: Run) -> None:
+    """uvicorn ends itself by SIGTERM, without exit callbacks.
+
+    In threads_service.py, one model makes room for the other, and SIGTERM closes the loaded one.
+    """
+    need(*NEEDS.get(name.partition("-")[0], ()))
+    command, stop, posts = SERVERS[name]
     with socket.socket() as kept:  # Keeps the port from others; servers set SO_REUSEADDR too.
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("127.0.0.1", 0))
         port = kept.getsockname()[1]
         client = Client(port, posts)
-        words = [str(word).replace("PORT", str(port)) for word in command]
-        report = run(*words, stop_signal=stop, stop_when="GET /stop", models=models)
+        report = run(
+            *[str(word).replace("PORT", str(port)) for word in command],
+            stop_signal=signal.Signals[stop],
+            stop_when="GET /stop",
+            models=2 if posts is STRICT_AND_KIND else 1,
+        )
     client.join(TIMEOUT_S)
-    return report, client.answers
-
-
-@pytest.mark.parametrize(
-    ("stop", "options"),
-    [("SIGTERM", ()), ("SIGINT", ()), ("SIGTERM", ("--workers", "2"))],
-)
-def test_fastapi_example_releases_its_model(stop: str, options: tuple[str, ...], run: Run) -> None:
-    """uvicorn ends itself by SIGTERM, without exit callbacks."""
-    need("fastapi", "uvicorn", "prometheus_client")
-    command = (BIN / "uvicorn", "fastapi_service:app", "--port=PORT")
-    posts = [("/rate", b'["a text", "another"]')]
-    report, answers = serve(run, posts, *command, *options, stop=signal.Signals[stop])
-    assert [len(rates) for rates in answers] == [2], output_of(report)
-
-
-def test_threads_example_releases_both_models(tmp_path: Path, run: Run) -> None:
-    """One model makes room for the other, and SIGTERM closes the loaded one."""
-    posts = [("/strict", b"a text"), ("/kind", b"a text")]
-    command = (sys.executable, tmp_path / "threads_service.py", "PORT")
-    report, answers = serve(run, posts, *command, models=2)
-    assert len(answers) == 2, output_of(report)
-
-
-@pytest.mark.real
-def test_flask_example_releases_its_model_in_a_gunicorn_worker(run: Run) -> None:
-    need("flask", "gunicorn")
-    command = (BIN / "gunicorn", "--threads", "2", "--access-logfile", "-", "flask_service:app")
-    posts = [("/rate", b'["a text"]')]
-    report, answers = serve(run, posts, *command, "--bind", "127.0.0.1:PORT")
-    assert [len(rates) for rates in answers] == [1], output_of(report)
+    answered = [len(answer) if posts is RATE else 1 for answer in client.answers]
+    assert answered == ([2] if posts is RATE else [1, 1]), output_of(report)
 
 
 GRADIO_CLIENT = """

@@ -11,6 +11,7 @@ import pytest
 from tests.support.programs import ROOT, TIMEOUT_S, assert_clean, run
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
 EXAMPLES = ROOT / "examples"
 # What each prints, the most that may be alive at its end, and the least that each release returns.
 PROGRAMS = {
@@ -19,7 +20,6 @@ PROGRAMS = {
     "training": (r"10000 wide: loss 0.*20000 wide: loss 0", 1, [15, 30]),
     "lora_classifiers": (r"held: 45.* \['mood'\]\nsame answer: True\nfreed 45", 1, [38, 40]),
 }
-SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +36,7 @@ def python(name: str, request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("applications_python")) if needs_peft else sys.executable
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "ensemble" else SLOW) for name in PROGRAMS]
-)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_memory_is_back_and_the_rest_works(name: str, python: str) -> None:
     """Memory is back, as the system counts it, and what is used further computes what it did."""
     output, alive_mb, freed_mb = PROGRAMS[name]
@@ -51,9 +49,8 @@ def test_memory_is_back_and_the_rest_works(name: str, python: str) -> None:
     assert re.search(output, done.stdout, re.DOTALL), str(done)
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["alive_mb"] < alive_mb, str(done)
-    assert [back > least for back, least in zip(facts["freed_mb"], freed_mb, strict=True)] == [
-        True
-    ] * len(freed_mb), str(done)
+    backs = zip(facts["freed_mb"], freed_mb, strict=True)
+    assert [back for back, least in backs if back <= least] == [], str(done)
 
 
 CELLS = """
@@ -70,22 +67,19 @@ print("alive:", sum(tensor.nbytes for tensor in tensors) // 1_000_000)
 """
 
 
-@pytest.mark.slow
 def test_notebook_frees_its_model_twice(applications_python: str, tmp_path: Path) -> None:
     """Also from `Out` and from the traceback of the cell that fails."""
     env = {"IPYTHONDIR": str(tmp_path), "NO_COLOR": "1"}
     done = run(CELLS, str(EXAMPLES / "notebook.ipynb"), python=applications_python, env=env)
     assert_clean(done)
     assert "RuntimeError" in done.stdout, str(done)
-    assert done.stdout.count("freed 63") == 2, str(done)
-    assert done.stdout.count("still held") == 0, str(done)
-    answers = re.findall(r"^-?\d+\.\d{6}$", done.stdout, re.MULTILINE)
-    assert len(answers) == 2
-    assert answers[0] == answers[1]
+    counts = [done.stdout.count(words) for words in ("freed 63", "still held")]
+    assert counts == [2, 0], str(done)
+    first, second = re.findall(r"^-?\d+\.\d{6}$", done.stdout, re.MULTILINE)
+    assert first == second
     assert done.stdout.splitlines()[-1] == "alive: 0", str(done)
 
 
-@pytest.mark.slow
 @pytest.mark.real
 def test_kernel_of_the_notebook_exits_cleanly(tmp_path: Path, clean_exit: Any) -> None:
     """The host is still open when the kernel is shut down."""
