@@ -30,7 +30,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "here or in a process",
         ),
         "Scopes": ("_cleanup", "with SafePyTorchCleanup()"),
-        "Census": ("_census", "live_memory, no_growth"),
+        "Census": ("_census _growth", "live_memory, no_growth"),
         "Release": ("_release.*", "release()"),
         "Reports": ("_report", "what was freed, what is held"),
         "Timing": ("_timing", "measure"),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch_utils._census import LiveEntry as LiveEntry
     from torch_utils._census import LiveMemory as LiveMemory
     from torch_utils._census import live_memory as live_memory
-    from torch_utils._census import no_growth as no_growth
     from torch_utils._cleanup import SafePyTorchCleanup as SafePyTorchCleanup
+    from torch_utils._growth import no_growth as no_growth
     from torch_utils._memory import DeviceInfo as DeviceInfo
     from torch_utils._memory import DeviceMemory as DeviceMemory
     from torch_utils._memory import HostMemory as HostMemory
@@ -61,10 +61,11 @@ if TYPE_CHECKING:
     from torch_utils.hosting.sleep import offload as offload
 
 _NAMES_IN = {
-    "_census": "LiveEntry LiveMemory live_memory no_growth",
+    "_census": "LiveEntry LiveMemory live_memory",
     "_cleanup": "SafePyTorchCleanup",
     "errors": "CleanupError MemoryGrowthError ModelInUseError ModelProcessError NoRoomError "
     "ReleasedError ResourceClosedError SignalError TorchUtilsError UnknownModelError",
+    "_growth": "no_growth",
     "hosting.host": "HostStatus ModelHost",
     "hosting.pool": "ModelPool",
     "hosting.sleep": "Offloaded offload",

@@ -1,4 +1,4 @@
-"""The tensors that are alive, who holds them, and what a block of code leaves behind.
+"""The tensors that are alive, and who holds them.
 
 PyTorch tells where memory was allocated. It does not tell what still refers to it, which is the
 line to change. A census lists the storages of all tensors by the object that owns them. Holders are
@@ -7,42 +7,30 @@ named by the search that a release uses.
 
 from __future__ import annotations
 
-import gc
 import html
-import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial, wraps
-from math import prod
+from functools import cached_property, partial
 from operator import attrgetter
-from types import ModuleType
 from typing import Any, TypeVar
 from weakref import ref
 
 from torch_utils._memory import memory_snapshot
-from torch_utils._registry import ensure_ran
-from torch_utils._release.graph import Graph
 from torch_utils._release.holders import (
     Holders,
-    Search,
     addresses_of,
-    called,
     live_objects,
     reading,
-    walk_graph,
 )
-from torch_utils._release.objects import Kinds, attributes_of, is_instance, name_of
-from torch_utils._release.roots import Root
+from torch_utils._release.objects import attributes_of, is_instance, name_of
 from torch_utils._release.storages import name_of_device, storages_of
 from torch_utils._report import format_bytes
-from torch_utils._runtime import is_before_2_10, private, reference_counts, whole_torch
-from torch_utils.errors import MemoryGrowthError
+from torch_utils._runtime import whole_torch
 
 F = TypeVar("F", bound=Callable[..., Any])
-_SHOWN = 20  # entries of a table
-_CONSTANT = 64  # bytes
+SHOWN = 20  # entries of a table
 _SAMPLE = 8  # tensors of an entry from which the search begins
 
 
@@ -95,22 +83,22 @@ class LiveMemory:
     entries: tuple[LiveEntry, ...]
     total_bytes: Mapping[str, int]
     notes: tuple[str, ...] = ()
-    _records: tuple[_Storage, ...] = field(default=(), repr=False, compare=False)
+    _records: tuple[Storage, ...] = field(default=(), repr=False, compare=False)
     _least_bytes: int = field(default=1, repr=False, compare=False)
 
     def since(self, other: LiveMemory) -> LiveMemory:
         """Return what is new in this census, less what it replaced: see `no_growth`."""
-        records = _grown(other._records, self._records)
+        records = storages_since(other._records, self._records)
         return LiveMemory(
-            _entries_of(records, self._least_bytes), _totals(records), (), tuple(records)
+            entries_of(records, self._least_bytes), totals_of(records), (), tuple(records)
         )
 
     def __str__(self) -> str:
         totals = ", ".join(f"{format_bytes(n)} on {d}" for d, n in self.total_bytes.items())
         lines = [f"{totals or 'no tensors'} in {len(self._records)} storages"]
-        lines += [f"  {entry}" for entry in self.entries[:_SHOWN]]
-        if len(self.entries) > _SHOWN:
-            lines.append(f"  and {len(self.entries) - _SHOWN} more entries")
+        lines += [f"  {entry}" for entry in self.entries[:SHOWN]]
+        if len(self.entries) > SHOWN:
+            lines.append(f"  and {len(self.entries) - SHOWN} more entries")
         return "\n".join([*lines, *self.notes])
 
     def _repr_html_(self) -> str:
@@ -121,7 +109,7 @@ class LiveMemory:
                 one.what,
                 "<br>".join(map(html.escape, one.holders)),
             )
-            for one in self.entries[:_SHOWN]
+            for one in self.entries[:SHOWN]
         ]
         cells = [
             f"<tr><td>{size}<td>{device}<td>{html.escape(what)}<td style='text-align: left'>{by}"
@@ -158,12 +146,13 @@ def live_memory(*, device: Any = None, least_bytes: int = 1 << 20) -> LiveMemory
         TypeError: An argument has the wrong type.
         ValueError: torch knows no such device.
     """
-    wanted, _, _ = _check(device, least_bytes, ())
-    records, _ = _scan(wanted, with_owners=True)
-    totals = _totals(records)
+    check_least_bytes(least_bytes)
+    wanted = device_name(device)
+    records, _ = scan(wanted, with_owners=True)
+    totals = totals_of(records)
     notes = []
     for name, memory in memory_snapshot().devices.items():
-        if not _is_on(name, wanted):
+        if not is_on(name, wanted):
             continue
         known = totals.get(name, 0)
         if memory.allocated_bytes > known:
@@ -172,7 +161,7 @@ def live_memory(*, device: Any = None, least_bytes: int = 1 << 20) -> LiveMemory
         if (used := memory.total_bytes - memory.free_bytes) > memory.allocated_bytes:
             more = format_bytes(used - memory.allocated_bytes)
             notes.append(f"{name}: the driver reports {more} more than torch's tensors take")
-    entries = _entries_of(records, least_bytes)
+    entries = entries_of(records, least_bytes)
     return LiveMemory(entries, totals, tuple(notes), tuple(records), least_bytes)
 
 
@@ -180,7 +169,7 @@ def live_memory(*, device: Any = None, least_bytes: int = 1 << 20) -> LiveMemory
 
 
 @dataclass(frozen=True, slots=True)
-class _Storage:
+class Storage:
     """One storage, as it was found.
 
     Attributes:
@@ -207,7 +196,14 @@ class _Owner:
     find: Callable[[], Any]
 
 
-def _device_name(device: Any) -> str | None:
+def check_least_bytes(least_bytes: Any) -> None:
+    """Raise a `TypeError` if this is no size of a smallest entry."""
+    if type(least_bytes) is not int or least_bytes < 0:
+        raise TypeError(f"least_bytes must be an int of at least 0, got {least_bytes!r}")
+
+
+def device_name(device: Any) -> str | None:
+    """Return a device as a census names it; None stays None."""
     torch: Any = whole_torch()
     if device is None or device in ("host", "cpu"):
         return None if device is None else "host"
@@ -227,21 +223,23 @@ def _device_name(device: Any) -> str | None:
     return name_of_device(device)
 
 
-def _is_on(name: str, wanted: str | None) -> bool:
+def is_on(name: str, wanted: str | None) -> bool:
+    """Return whether a device is the one that is wanted, or one of that type."""
     return wanted is None or name == wanted or name.partition(":")[0] == wanted
 
 
-def _totals(records: Iterable[_Storage]) -> dict[str, int]:
+def totals_of(records: Iterable[Storage]) -> dict[str, int]:
+    """Return the bytes of all storages by device."""
     totals = Counter[str]()
     for one in records:
         totals[one.device] += one.nbytes
     return dict(totals)
 
 
-def _scan(wanted: str | None, *, with_owners: bool = False) -> tuple[list[_Storage], list[Any]]:
+def scan(wanted: str | None, *, with_owners: bool = False) -> tuple[list[Storage], list[Any]]:
     """Return all storages that tensors use, each once, and what finds tensors with a graph."""
     torch: Any = whole_torch()
-    found: dict[int, _Storage] = {}
+    found: dict[int, Storage] = {}
     with_graph: list[Any] = []
     with reading():
         base: Any = None if torch is None else torch.Tensor
@@ -254,7 +252,7 @@ def _scan(wanted: str | None, *, with_owners: bool = False) -> tuple[list[_Stora
 
 
 def _add(
-    torch: Any, found: dict[int, _Storage], tensor: Any, owner: _Owner | None, wanted: str | None
+    torch: Any, found: dict[int, Storage], tensor: Any, owner: _Owner | None, wanted: str | None
 ) -> None:
     """Add the storages of a tensor and of its gradient."""
     base = torch.Tensor
@@ -264,7 +262,7 @@ def _add(
     parameter = next((key for key, _ in _sizes_of(torch, tensor)), 0)
     for one, of in ((tensor, 0), (gradient, parameter)):
         device = "meta" if one is None else name_of_device(base.device.__get__(one))
-        if device == "meta" or not _is_on(device, wanted):
+        if device == "meta" or not is_on(device, wanted):
             continue
         for key, nbytes in _sizes_of(torch, one):
             known = found.get(key)
@@ -273,7 +271,7 @@ def _add(
                 shape = f"{'gradient ' if of else ''}{tuple(base.size(one))} {dtype}"
                 size = nbytes if known is None else max(nbytes, known.nbytes)
                 # Only the parameter refers to its gradient, in C++.
-                found[key] = _Storage(key, size, device, shape, ref(tensor), owner, of)
+                found[key] = Storage(key, size, device, shape, ref(tensor), owner, of)
 
 
 def _sizes_of(torch: Any, tensor: Any) -> Iterator[tuple[int, int]]:
@@ -324,21 +322,22 @@ def _owners() -> dict[int, _Owner]:
     return owners
 
 
-def _entries_of(records: Iterable[_Storage], least_bytes: int) -> tuple[LiveEntry, ...]:
-    groups: defaultdict[Any, list[_Storage]] = defaultdict(list)
+def entries_of(records: Iterable[Storage], least_bytes: int) -> tuple[LiveEntry, ...]:
+    """Group storages by owner or shape, and by device; the largest group comes first."""
+    groups: defaultdict[Any, list[Storage]] = defaultdict(list)
     for one in records:
         owner = one.shape if one.owner is None else one.owner.key
         groups[owner, one.device].append(one)
     sized = [(sum(one.nbytes for one in group), group) for group in groups.values()]
     sized = sorted((each for each in sized if each[0] >= least_bytes), key=lambda each: -each[0])
-    holders = Holders([group for _, group in sized], _objects_of)
+    holders = Holders([group for _, group in sized], objects_of)
     return tuple(
         LiveEntry(_what(group), nbytes, group[0].device, len(group), partial(holders.of, number))
         for number, (nbytes, group) in enumerate(sized)
     )
 
 
-def _what(group: Sequence[_Storage]) -> str:
+def _what(group: Sequence[Storage]) -> str:
     owner = group[0].owner
     if owner is not None:
         return owner.name
@@ -350,7 +349,8 @@ def _what(group: Sequence[_Storage]) -> str:
     return f"{count if count > 1 else 'a'} {noun} {shape}"
 
 
-def _objects_of(groups: Sequence[list[_Storage]]) -> list[list[Any]]:
+def objects_of(groups: Sequence[list[Storage]]) -> list[list[Any]]:
+    """Return what the search for the holders of each group begins with."""
     targets = []
     for group in groups:
         owner = group[0].owner
@@ -359,10 +359,7 @@ def _objects_of(groups: Sequence[list[_Storage]]) -> list[list[Any]]:
     return targets
 
 
-# Growth
-
-
-def _grown(before: Iterable[_Storage], after: Iterable[_Storage]) -> list[_Storage]:
+def storages_since(before: Iterable[Storage], after: Iterable[Storage]) -> list[Storage]:
     """Return the storages that are new, less those that replaced others of the same size.
 
     What has the shape of one that is gone replaces it first; then, what has its size.
@@ -370,359 +367,19 @@ def _grown(before: Iterable[_Storage], after: Iterable[_Storage]) -> list[_Stora
     old = {(one.key, one.nbytes, one.device): one for one in before}
     new = [one for one in after if old.pop((one.key, one.nbytes, one.device), None) is None]
     gone = list(old.values())
-    for shape_of in (attrgetter("shape"), lambda one: ""):
-        places = Counter((shape_of(one), one.nbytes, one.device) for one in gone)
-        taken = Counter[tuple[str, int, str]]()
-        rest = []
-        for one in new:
-            kind = shape_of(one), one.nbytes, one.device
-            taken[kind] += 1
-            if taken[kind] > places[kind]:
-                rest.append(one)
-        new, unused = rest, []
-        for one in gone:
-            kind = shape_of(one), one.nbytes, one.device
-            taken[kind] -= 1
-            if taken[kind] < 0:
-                unused.append(one)
-        gone = unused
+    for kind in (attrgetter("shape", "nbytes", "device"), attrgetter("nbytes", "device")):
+        new, gone = _unmatched(new, gone, kind), _unmatched(gone, new, kind)
     return new
 
 
-@dataclass(frozen=True)
-class _Graphs:
-    """The operations of autograd graphs, and the bytes of their results, as their shapes say.
-
-    The tensors in a graph are known to C++ only.
-
-    Attributes:
-        find: Returns the new tensor that leads to the most of them.
-        tensors: The ids of the tensors that lead to them.
-    """
-
-    nodes: int
-    nbytes: int
-    find: Callable[[], Any]
-    tensors: frozenset[int]
-
-
-def _measure_graphs(
-    tensors: Iterable[Callable[[], Any]], known: frozenset[int] = frozenset()
-) -> _Graphs:
-    torch: Any = whole_torch()
-    seen: set[Any] = set()
-    ids: set[int] = set()
-    nbytes, most, find = 0, 0, lambda: None
-    with reading():
-        for find_tensor in tensors:
-            count, tensor = len(seen), find_tensor()
-            start = None if tensor is None else torch.Tensor.grad_fn.__get__(tensor)
-            for node in walk_graph(torch, start, seen):
-                if type(node).__module__ in ("builtins", "torch.autograd"):  # None of the program.
-                    for result in getattr(node, "_input_metadata", ()):
-                        nbytes += prod(result.shape) * result.dtype.itemsize
-            ids.add(id(tensor))
-            if id(tensor) not in known and len(seen) - count > most:
-                most, find = len(seen) - count, find_tensor
-    return _Graphs(len(seen), nbytes, find, frozenset(ids))
-
-
-class Measurement:
-    """What is alive at the beginning of a block, and what is new at its end.
-
-    Args:
-        device: As in `no_growth`.
-        least_bytes: As in `no_growth`.
-        ignore: As in `no_growth`.
-        after: The measurement of a block that has just ended, at whose end this one begins.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-    """
-
-    def __init__(
-        self,
-        *,
-        device: Any = None,
-        least_bytes: int = 1,
-        ignore: Any = (),
-        after: Measurement | None = None,
-    ) -> None:
-        self._device, self._least_bytes, self._ignore = _check(device, least_bytes, ignore)
-        self._allocated = self._allocated_bytes()
-        self._end: tuple[list[_Storage], _Graphs] | None = None
-        if after is not None and after._end is not None and after._device == self._device:
-            self._records, self._graphs = after._end
-            return
-        gc.collect(1)  # What is young garbage now could hide what the block leaves behind.
-        self._records, tensors = _scan(self._device)
-        self._graphs = _measure_graphs(tensors)
-
-    def _allocated_bytes(self) -> int | None:
-        """Return what torch has allocated on the device, if it is one that tells."""
-        if self._device in (None, "host"):
-            return None
-        devices = memory_snapshot().devices.items()
-        return sum(m.allocated_bytes for name, m in devices if _is_on(name, self._device))
-
-    @contextmanager
-    def expecting(self) -> Iterator[None]:
-        """Count what a block makes, such as a fixture, as if it had been there at the beginning."""
-        before, _ = _scan(self._device)
-        try:
-            yield
-        finally:
-            self._records += _grown(before, _scan(self._device)[0])
-
-    def growth(self, result: Any = None) -> tuple[LiveEntry, ...]:
-        """Return what is new; a full garbage collection runs only if something seems to be.
-
-        Args:
-            result: A list with an object whose memory does not count, as far as nothing else uses
-                it.
-        """
-        entries: tuple[LiveEntry, ...] = ()
-        for is_last in (False, True):
-            allocated = self._allocated_bytes()
-            if allocated is not None and allocated <= (self._allocated or 0):
-                return ()
-            entries = self._entries(result, is_last)
-            if sum(one.nbytes for one in entries) < self._least_bytes:
-                return ()
-            if not is_last:
-                gc.collect()
-        return entries
-
-    def _entries(self, result: Any, is_last: bool) -> tuple[LiveEntry, ...]:
-        after, with_graph = _scan(self._device)
-        returned, has_graph = _keys_in(result)
-        returned |= {one.key for one in after if one.parameter in returned}
-        grown = _grown(self._records, [one for one in after if one.key not in returned])
-        # What was there before, without a gradient, gets one only once.
-        known = {one.key for one in self._records} - {one.parameter for one in self._records}
-        grown = [one for one in grown if one.parameter not in known]
-        if is_last and self._ignore:
-            grown = [one for one in grown if not _is_ignored(one, self._ignore)]
-        in_graphs = {one.key for one in grown if _is_in_cpp_only(one)}
-        if has_graph:  # The result keeps them.
-            grown = [one for one in grown if one.key not in in_graphs]
-        keys = {one.key for one in grown}
-        if keys:
-            after, _ = _scan(self._device, with_owners=True)
-            grown = [one for one in after if one.key in keys - in_graphs]
-        entries = [*_entries_of(grown, 1)]
-        kept = [one for one in after if one.key in keys & in_graphs]
-        is_on_host = self._device in (None, "host")
-        if kept or (not entries and not has_graph and is_on_host):
-            entries += self._graph_entries(after, kept, with_graph, returned)
-        return tuple(sorted(entries, key=lambda one: -one.nbytes))
-
-    def _graph_entries(
-        self,
-        after: list[_Storage],
-        kept: list[_Storage],
-        with_graph: list[Any],
-        returned: set[int],
-    ) -> list[LiveEntry]:
-        """Return what graphs keep in addition: tensors, or results that only C++ knows."""
-        torch: Any = whole_torch()
-        finders = (
-            find
-            for find in with_graph
-            if (one := find()) is not None and returned.isdisjoint(addresses_of(torch, one))
-        )
-        graphs = _measure_graphs(finders, self._graphs.tensors)
-        one, count = None, graphs.nodes - self._graphs.nodes
-        if not kept and not returned:
-            self._end = after, graphs
-        if count <= 0:  # Torch keeps constants.
-            return [*_entries_of([one for one in kept if one.nbytes > _CONSTANT], 1)]
-        find = partial(_holders_of_graph, graphs.find)
-        if kept:
-            noun = "tensor" if len(kept) == 1 else "tensors"
-            what = f"{len(kept)} {noun} of an autograd graph with {count} more operations"
-            sizes = _totals(kept)
-            return [LiveEntry(what, n, device, len(kept), find) for device, n in sizes.items()]
-        what = f"an autograd graph with {count} more operations"
-        return [LiveEntry(what, max(graphs.nbytes - self._graphs.nbytes, 1), "host", 0, find)]
-
-
-def _check(device: Any, least_bytes: Any, ignore: Any) -> tuple[str | None, int, tuple[Any, ...]]:
-    """Return the arguments as they are used."""
-    if type(least_bytes) is not int or least_bytes < 0:
-        raise TypeError(f"least_bytes must be an int of at least 0, got {least_bytes!r}")
-    is_several = isinstance(ignore, (tuple, list, set, frozenset))
-    ignored = tuple(ignore) if is_several else (ignore,)
-    for one in ignored:
-        if not (isinstance(one, (type, ModuleType)) or callable(one)):
-            raise TypeError(f"ignore takes classes, modules and functions, got {one!r}")
-    return _device_name(device), max(least_bytes, 1), ignored
-
-
-def _holders_of_graph(find: Callable[[], Any]) -> tuple[str, ...]:
-    return Holders([find], called).of(0)
-
-
-def _keys_in(results: Any) -> tuple[set[int], bool]:
-    """Return the addresses of storages that only a result uses, and whether it has a graph."""
-    torch: Any = whole_torch()
-    keys, has_graph = set[int](), False
-    if not results or torch is None:
-        return keys, has_graph
-    kinds, base = Kinds(), torch.Tensor
-    with reading():
-        graph = Graph([Root(results, "", kinds.of(type(results)))], kinds)
-        tensors = [n for n in graph.memory if is_instance(graph.nodes[n], base)]
-        count_uses = private(torch, "Tensor._use_count") or (lambda tensor: 1)
-        in_cpp = {n: 1 for n in tensors if count_uses(graph.nodes[n]) > 1}
-        for number in {*tensors} - graph.users(in_cpp).keys():
-            keys |= addresses_of(torch, graph.nodes[number])
-            has_graph = has_graph or not base.is_leaf.__get__(graph.nodes[number])
-    return keys, has_graph
-
-
-def _is_in_cpp_only(one: _Storage) -> bool:
-    """Return whether only C++ refers to a tensor, for example a graph that has saved it."""
-    things, torch = [one.find()], whole_torch()
-    count_uses = private(torch, "Tensor._use_count")
-    if things[0] is None or count_uses is None or reference_counts(things) != [1]:
-        return False
-    if not is_before_2_10(torch):
-        return bool(count_uses(things[0]) > 1)  # The reference is torch's own, for C++.
-    give_back = private(torch, "Tensor._fix_weakref")
-    if give_back is not None:  # C++ may own the object itself. Then it gives up its reference.
-        give_back(things[0])
-    return reference_counts(things) == [0]
-
-
-def _is_ignored(one: _Storage, ignore: tuple[Any, ...]) -> bool:
-    """Return whether a cache that is meant leads to a storage."""
-    is_ignored = False
-    with reading():
-        search = Search(_objects_of([[one]]))
-        for node in search.nodes.values():
-            for each in ignore:
-                if isinstance(each, ModuleType):
-                    is_ignored = is_ignored or node.thing is vars(each)
-                else:
-                    is_ignored = is_ignored or node.thing is each
-                    is_ignored = is_ignored or (
-                        type(each) is type and is_instance(node.thing, each)
-                    )
-        search.clear()
-    return is_ignored
-
-
-class no_growth:  # noqa: N801  (used like a function)
-    """Fail if a block of code leaves more tensor memory behind than it found.
-
-    ::
-
-        with no_growth():
-            service.answer("a question")
-
-        @no_growth(warmup=1)
-        def test_training_step(): ...
-
-    Growth is what is new, less what it replaced: a new storage in the place of one that is gone, of
-    the same device and size, does not count. So a step of training that makes new gradients passes.
-    What a decorated function returns does not count. An autograd graph that grows counts with the
-    results of its operations, as ``total_loss += loss`` makes it.
-
-    A block in which nothing grows costs two passes over the heap. If something seems to have grown,
-    one full garbage collection runs first.
-
-    Args:
-        device: As in `live_memory`. For a device, torch's allocator is asked first, so that only
-            growth costs a pass at the end.
-        least_bytes: The growth in bytes from which on it is an error.
-        warmup: How often a decorated function runs before its first measured call, with the same
-            arguments, for what is made once: gradients, lazy buffers.
-        ignore: Classes, modules and functions whose caches are meant: what they lead to does not
-            count.
-
-    Raises:
-        MemoryGrowthError: The block left memory behind, and raised nothing itself. The message
-            names the tensors and who holds them.
-        TypeError: An argument has the wrong type, or the function is a generator function.
-        ValueError: ``warmup`` is given for a ``with`` block, which runs once.
-    """
-
-    def __init__(
-        self,
-        *,
-        device: Any = None,
-        least_bytes: int = 1,
-        warmup: int = 0,
-        ignore: Any = (),
-    ) -> None:
-        if type(warmup) is not int or warmup < 0:
-            raise TypeError(f"warmup must be an int of at least 0, got {warmup!r}")
-        _check(device, least_bytes, ignore)
-        self._begin = partial(Measurement, device=device, least_bytes=least_bytes, ignore=ignore)
-        self._warmup = warmup
-        self._measurements: list[Measurement] = []
-
-    def __enter__(self) -> None:
-        if self._warmup:
-            raise ValueError("warmup is for decorated functions; run the block once before instead")
-        self._measurements.append(self._begin())
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        measurement = self._measurements.pop()
-        if error is None:
-            _raise_growth("the block", measurement.growth())
-
-    def __call__(self, function: F) -> F:
-        """Decorate a function or a coroutine function."""
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"no_growth cannot measure a generator function, got {function!r}")
-        if isinstance(function, type) or not callable(function):
-            raise TypeError(f"no_growth decorates functions, got {function!r}")
-        name = f"{getattr(function, '__qualname__', 'the function')}()"
-        left = [self._warmup]
-
-        if inspect.iscoroutinefunction(function):
-
-            @wraps(function)
-            async def awaiting(*args: Any, **kwargs: Any) -> Any:
-                while left[0] > 0:
-                    left[0] -= 1
-                    await function(*args, **kwargs)
-                measurement = self._begin()
-                results = [await function(*args, **kwargs)]
-                _raise_growth(name, measurement.growth(results))
-                return results.pop()
-
-            return awaiting  # type: ignore[return-value]
-
-        @wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            while left[0] > 0:
-                left[0] -= 1
-                ensure_ran(function(*args, **kwargs))
-            measurement = self._begin()
-            results = [ensure_ran(function(*args, **kwargs))]
-            _raise_growth(name, measurement.growth(results))
-            return results.pop()
-
-        return wrapper  # type: ignore[return-value]
-
-
-def describe_growth(what: str, entries: Sequence[LiveEntry], advice: str) -> str:
-    """Return the message for growth; it names the holders."""
-    total = format_bytes(sum(one.nbytes for one in entries))
-    lines = [f"{what} left {total} behind:", *(f"  {one}" for one in entries[:_SHOWN])]
-    if len(entries) > _SHOWN:
-        lines.append(f"  and {len(entries) - _SHOWN} more")
-    lines.append(advice)
-    return "\n".join(lines)
-
-
-def _raise_growth(what: str, entries: tuple[LiveEntry, ...]) -> None:
-    if entries:
-        advice = (
-            "If it is made only once, such as a lazy buffer, run the code once before, or decorate "
-            "with warmup=1. If it is a cache that is meant, pass its owner as ignore=."
-        )
-        raise MemoryGrowthError(describe_growth(what, entries, advice), entries)
+def _unmatched(
+    some: list[Storage], others: list[Storage], kind: Callable[[Storage], Any]
+) -> list[Storage]:
+    """Return some storages, less as many of each kind as there are others of it."""
+    places = Counter(map(kind, others))
+    rest = []
+    for one in some:
+        places[kind(one)] -= 1
+        if places[kind(one)] < 0:
+            rest.append(one)
+    return rest

@@ -80,7 +80,7 @@ def _make_plugin(has_all: bool) -> Any:
     import pytest
     from _pytest.runner import runtestprotocol
 
-    from torch_utils._census import Measurement, describe_growth
+    from torch_utils._growth import GrowthMeasurement, describe_growth
     from torch_utils._oom import clear_exception_frames
 
     class Growth:
@@ -111,7 +111,7 @@ def _make_plugin(has_all: bool) -> Any:
             elif arguments is not None:
                 try:
                     # Between two tests only pytest runs.
-                    self._measurement = Measurement(**arguments, after=self._previous)
+                    self._measurement = GrowthMeasurement(**arguments, after=self._previous)
                 except (TypeError, ValueError) as error:
                     self._problem = f"the marker no_growth: {error}"
             try:
