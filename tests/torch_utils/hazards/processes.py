@@ -63,7 +63,7 @@ threading.Thread(target=work, daemon=True).start()
 lent.wait()
 """
 LOADING = """
-import asyncio, threading
+import threading
 from torch_utils import ModelHost
 begun = threading.Event()
 class Model:
@@ -75,17 +75,9 @@ def load():
     threading.main_thread().join(5)  # Until the program ends, if a release does not wait first.
     return Model()
 x = ModelHost(load)
-async def main():
-    task = asyncio.create_task(x.alease().__aenter__())
-    while not begun.is_set():
-        await asyncio.sleep(0.01)
+threading.Thread(target=x.load, daemon=True).start()
+begun.wait()
 """
-IN_A_THREAD = "threading.Thread(target=x.load, daemon=True).start()\nbegun.wait()"
-HOSTED = {
-    "lease of a daemon thread that never ends it": LEASE,
-    "load under way in a daemon thread": LOADING + IN_A_THREAD,
-    "load that a cancelled coroutine began": LOADING + "asyncio.run(main())",
-}
 
 PROCESSES = [
     Row("fork", FORK),
@@ -98,8 +90,9 @@ PROCESSES = [
         )
         for method in ("fork", "forkserver", "spawn")
     ),
-    Row("pool that nobody closes", POOL, own_process=True),
-    Row("DataLoader with persistent workers", LOADER, needs_torch=True, control=False),
+    Row("pool that nobody closes", POOL, own_process=True, is_variation=True),
+    Row("DataLoader that goes on", LOADER, needs_torch=True, control=False, is_variation=True),
     Row("pending task", PENDING),
-    *(Row(name, block, subjects=("host",), control=False) for name, block in HOSTED.items()),
+    Row("lease of a daemon thread that never ends it", LEASE, subjects=("host",), control=False),
+    Row("load under way in a daemon thread", LOADING, subjects=("host",), control=False),
 ]

@@ -9,9 +9,8 @@ import os
 import sys
 
 KIND = os.environ["HAZARD_SUBJECT"]
-LOG = os.environ["HAZARD_LOG"]
+LOG = os.open(os.environ["HAZARD_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 _count = 0
-_open_scopes: set[int] = set()
 
 # OpenMP's threads in torch, and the one in which a host waits for its model's keep_alive.
 if KIND in ("retriever", "host") and sys.version_info >= (3, 12):
@@ -20,19 +19,8 @@ if KIND in ("retriever", "host") and sys.version_info >= (3, 12):
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
 
 
-def log(
-    event: str,
-    number: object,
-    _open=os.open,
-    _write=os.write,
-    _close=os.close,
-    _pid=os.getpid,
-    _path=LOG,
-    _flags=os.O_WRONLY | os.O_APPEND | os.O_CREAT,
-) -> None:
-    descriptor = _open(_path, _flags)
-    _write(descriptor, f"{event} {_pid()} {number}\n".encode())
-    _close(descriptor)
+def log(event: str, number: object, _write=os.write, _pid=os.getpid, _log=LOG) -> None:
+    _write(_log, f"{event} {_pid()} {number}\n".encode())
 
 
 def _next() -> int:
@@ -44,7 +32,7 @@ def _next() -> int:
 
 def make(action=None):
     """Return a new subject; ``action`` is called in its release, after the log."""
-    return _MAKERS[KIND](action)
+    return _MAKERS.get(KIND, _resource)(action)
 
 
 def close(subject) -> None:
@@ -57,10 +45,8 @@ def close(subject) -> None:
 
 def is_alive(subject) -> bool:
     """Whether a subject can still be used."""
-    if KIND == "naive":
-        return subject.payload is not None
     if KIND == "scope":
-        return id(subject) in _open_scopes
+        return subject.report is None
     return not subject.closed
 
 
@@ -86,8 +72,6 @@ def _scope(action):
     if action is not None:
         scope.callback(action)
     scope.callback(log, "released", _next())
-    _open_scopes.add(id(scope))
-    scope.callback(_open_scopes.discard, id(scope))
     return scope
 
 
@@ -112,13 +96,13 @@ def _retriever(action):
     from rag_demo import PyTorchGPURetriever
 
     class Letters:
-        name, dimension = "letters", 26
+        name, dimension = "letters", 2
 
         def embed_query(self, text):
             return self.embed_documents([text])[0]
 
         def embed_documents(self, texts):
-            return [[1.0 + text.count(chr(97 + i)) for i in range(26)] for text in texts]
+            return [[1.0, len(text)] for text in texts]
 
     class Subject(PyTorchGPURetriever):
         def _release(self, _log=log) -> None:
@@ -130,17 +114,16 @@ def _retriever(action):
     subject = Subject(Letters(), device="cpu")
     subject.number = _next()
     subject.add(["cache", "memory"])
-    assert subject.search("caches", 1)[0].text == "cache"
     return subject
 
 
 class Naive:
     """The control: a destructor that imports what it needs, as most do."""
 
+    closed = False
+
     def __init__(self, action) -> None:
         self.number = _next()
-        self.payload = [self]
-        self.payload.clear()
         self.action = action
 
     def close(self) -> None:
@@ -155,16 +138,8 @@ class Naive:
             self.action()
 
 
-_MAKERS = {
-    "resource": _resource,
-    "scope": _scope,
-    "host": _host,
-    "retriever": _retriever,
-    "naive": Naive,
-}
-assert KIND in _MAKERS, f"unknown subject {KIND}"
+_MAKERS = {"scope": _scope, "host": _host, "retriever": _retriever, "naive": Naive}
 if KIND != "naive" and not os.environ.get("HAZARD_LATE"):
     import torch_utils  # noqa: F401
 if KIND == "retriever":
     import rag_demo  # noqa: F401
-del sys

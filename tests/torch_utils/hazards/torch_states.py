@@ -1,8 +1,11 @@
-"""torch absent, without a driver, after a fork, and tensors of every kind."""
+"""torch without a driver and without a device, and tensors of every kind."""
 
 from tests.torch_utils.hazards.row import LIGHT, Row
 
-CHECKS = """
+WITHOUT_DRIVER = """
+import torch
+torch.version.cuda = "13.0"
+torch.cuda._is_compiled = lambda: True
 import torch_utils
 def check(t=torch_utils):
     assert t.is_cuda_available() is False
@@ -11,15 +14,6 @@ def check(t=torch_utils):
     assert not t.get_device_info()["cuda_available"]
 check()
 x = make(check)
-"""
-BLOCKED = """
-import sys
-sys.modules["torch"] = None
-"""
-WITHOUT_DRIVER = """
-import torch
-torch.version.cuda = "13.0"
-torch.cuda._is_compiled = lambda: True
 """
 WITH_TORCH = {
     "cleanup initialises no device": """
@@ -33,19 +27,6 @@ WITH_TORCH = {
         import atexit, torch_utils as t
         t.release(torch.ones(3), collect="full")
         atexit.register(lambda: t.release(torch.ones(3)))
-    """,
-    "parent uses and checks CUDA, then forks": """
-        import os, sys, torch, torch_utils as t
-        torch.cuda.is_initialized = lambda: os.getpid() == parent
-        parent = os.getpid()
-        t.is_cuda_available()
-        x = make()
-        if os.fork() == 0:
-            assert not t.safe_cuda_empty_cache()
-            t.is_cuda_available()
-            y = make()
-            sys.exit(0)
-        assert os.wait()[1] == 0
     """,
     "tensors of every kind are held": """
         import numpy as np, torch
@@ -62,10 +43,9 @@ WITH_TORCH = {
 }
 
 TORCH_STATES = [
-    Row("torch blocked", BLOCKED + CHECKS, subjects=LIGHT, control=False),
     Row(
         "CUDA build without a driver",
-        WITHOUT_DRIVER + CHECKS,
+        WITHOUT_DRIVER,
         needs_torch=True,
         subjects=LIGHT,
         control=False,
