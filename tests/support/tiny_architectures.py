@@ -7,44 +7,23 @@ from typing import Any
 from tests.support.tiny_model import SPECIAL, write_tiny_model
 
 SIZE, HEADS, LAYERS = 32, 4, 2
-_COMMON = {"hidden_size": SIZE, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-_BERT = {**_COMMON, "intermediate_size": 64}
+_BERT = {
+    "hidden_size": SIZE,
+    "intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+}
+_T5 = {"d_model": SIZE, "d_kv": 8, "d_ff": 64, "num_layers": LAYERS, "num_heads": HEADS}
+_SOME_GLOBAL = {"local_attention": 8, "global_attn_every_n_layers": 2}
+_GROUPED = {"num_key_value_heads": 2, "use_sliding_window": False}
 # The class of the configuration, its arguments, the pooling, and whether there is a Dense module.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, bool]] = {
-    "distilbert": (
-        "DistilBertConfig",
-        {"dim": SIZE, "hidden_dim": 64, "n_layers": LAYERS, "n_heads": HEADS},
-        "mean",
-        False,
-    ),
     "mpnet": ("MPNetConfig", {**_BERT, "max_position_embeddings": 66}, "mean", False),
     "xlm-r": ("XLMRobertaConfig", {**_BERT, "max_position_embeddings": 66}, "mean", False),
-    "bert-cls": ("BertConfig", _BERT, "cls", False),
-    "bert-dense": ("BertConfig", _BERT, "mean", True),
-    "modernbert": (
-        "ModernBertConfig",
-        {
-            **_BERT,
-            "local_attention": 8,
-            "global_attn_every_n_layers": 2,
-            "cls_token_id": 2,
-            "sep_token_id": 3,
-        },
-        "mean",
-        False,
-    ),
-    "decoder": (
-        "Qwen2Config",
-        {**_BERT, "num_key_value_heads": 2, "use_sliding_window": False},
-        "lasttoken",
-        False,
-    ),
-    "t5": (
-        "T5Config",
-        {"d_model": SIZE, "d_kv": 8, "d_ff": 64, "num_layers": LAYERS, "num_heads": HEADS},
-        "mean",
-        True,
-    ),
+    "bert": ("BertConfig", _BERT, "cls", True),
+    "modernbert": ("ModernBertConfig", _BERT | _SOME_GLOBAL, "mean", False),
+    "decoder": ("Qwen2Config", _BERT | _GROUPED, "lasttoken", False),
+    "t5": ("T5Config", _T5, "mean", True),
 }
 NAMES = [*ARCHITECTURES, "static"]
 
@@ -79,24 +58,15 @@ def _of_transformer(name: str, source: Path, tokenizer: Any) -> list[Any]:
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     kind, options, pooling, has_dense = ARCHITECTURES[name]
-    names = {f"{each[1:-1].lower()}_token": each for each in SPECIAL}
+    tokens = {f"{each[1:-1].lower()}_token": each for each in SPECIAL}
+    tokens |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
     wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=64,
-        bos_token="[CLS]",
-        eos_token="[SEP]",
-        **names,
+        tokenizer_object=tokenizer, model_max_length=64, **tokens
     )
-    ids = {
-        f"{each}_token_id": getattr(wrapped, f"{each}_token_id") for each in ("pad", "bos", "eos")
-    }
+    ids = {f"{each}_id": wrapped.convert_tokens_to_ids(token) for each, token in tokens.items()}
     config = getattr(transformers, kind)(vocab_size=len(wrapped), **ids, **options)
-    model = (
-        transformers.T5EncoderModel(config)
-        if name == "t5"
-        else transformers.AutoModel.from_config(config)
-    )
-    model.save_pretrained(source)
+    make = transformers.T5EncoderModel if name == "t5" else transformers.AutoModel.from_config
+    make(config).save_pretrained(source)
     wrapped.save_pretrained(source)
     modules: list[Any] = [Transformer(str(source), max_seq_length=64), Pooling(SIZE, pooling)]
     if has_dense:
