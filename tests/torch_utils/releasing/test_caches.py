@@ -7,9 +7,10 @@ import pytest
 
 from tests.support.programs import assert_clean, run_forked
 
-PRELUDE = """
-import contextlib, gc, sys, types
+PROGRAM = """
+import contextlib, gc, types
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch_utils import release
 
 log = []
@@ -27,48 +28,33 @@ torch.cuda.device = lambda index: contextlib.nullcontext(log.append(f"enter {ind
 torch.cuda.is_current_stream_capturing = lambda: False
 torch._C._cuda_clearCublasWorkspaces = note("cublas")
 torch._C._cuda_hasPrimaryContext = lambda index: False
-torch._C._host_emptyCache = note("pinned, privately")
 plans = [types.SimpleNamespace(clear=note(f"plans {index}")) for index in range(2)]
 torch.backends.cuda.cufft_plan_cache = plans
-if not hasattr(torch, "accelerator"):
-    torch.accelerator = types.SimpleNamespace()
-torch.accelerator.empty_host_cache = note("pinned")
+torch.accelerator = types.SimpleNamespace(empty_host_cache=note("pinned"))
 ALL = ["cublas", "plans 0", "plans 1", "ipc", "pinned"]
 
-def clear():
+def clear(**options):
     log.clear()
-    report = release([], thorough=True)
-    assert report.errors == ()
+    assert release([], **(options or {"thorough": True})).errors == ()
     return log
-"""
 
-SECTIONS = """
 # All of them on a device, and by a thorough release only.
 assert clear() == ALL, log
-log.clear()
-release([])
-assert log == [], "the control"
+assert clear(collect="auto") == [], "the control"
 
 # Workspaces stay beside a CUDA graph, which replays with the one that it was captured with.
-class Own(CUDAGraph):
-    pass
-for kind in (CUDAGraph, Own):
-    graph = kind()
-    assert clear() == ALL[1:], log
-    del graph
-assert clear() == ALL
+graph = CUDAGraph()
+assert clear() == ALL[1:], log
+del graph
 
 # Frozen cycles are collected.
-from torch.multiprocessing.reductions import StorageWeakRef
-class Holder:
-    pass
-holder = Holder()
-holder.me, holder.tensor = holder, torch.ones(1000)
+holder = types.SimpleNamespace(tensor=torch.ones(1000))
+holder.me = holder
 storage = StorageWeakRef(holder.tensor.untyped_storage())
 gc.freeze()
 del holder
 frozen = gc.get_freeze_count()
-release([], collect="full")
+clear(collect="full")
 assert not storage.expired(), "the control"
 clear()
 assert storage.expired()
@@ -80,12 +66,9 @@ torch._C._cuda_hasPrimaryContext = lambda index: True
 torch.cuda.memory_stats = lambda *arguments: {}
 torch.cuda.mem_get_info = lambda *arguments: (0, 0)
 torch.cuda.empty_cache = note("emptied")
-log.clear()
 release(torch.ones(1_000_000))
-release([], collect="full", empty_cache=False)
-assert "emptied" not in log, log
-release([], collect="full")
-assert log.count("emptied") == 1, "one call empties the caches of all devices"
+assert "emptied" not in [*log, *clear(collect="full", empty_cache=False)], log
+assert clear(collect="full").count("emptied") == 1, "one call empties the caches of all devices"
 
 # Nothing during a capture.
 torch._C._cuda_hasPrimaryContext = lambda index: index == 1
@@ -98,4 +81,4 @@ assert {*ALL, "emptied"} <= {*clear()}, log
 
 @pytest.mark.slow
 def test_only_caches_in_use_are_cleared() -> None:
-    assert_clean(run_forked(PRELUDE + SECTIONS, quick_end=True))
+    assert_clean(run_forked(PROGRAM, quick_end=True))
