@@ -1,4 +1,4 @@
-"""Helpers of the tests of `release`: weak storages, holders, collections and objects."""
+"""Helpers of the tests of `release`: weak storages and garbage collections."""
 
 import contextlib
 import gc

@@ -20,13 +20,16 @@ from tests.support.releasing import gone, weak, without_collector
 from torch_utils import release
 
 KEPT: dict[str, Any] = {}
+OTHER: dict[str, Any] = {}
 VARIABLE = f"the variable 'KEPT' of module {__name__}"
+CURRENT: contextvars.ContextVar[Any] = contextvars.ContextVar("current_model")
 
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
     KEPT.clear()
+    OTHER.clear()
 
 
 class Cache:
@@ -71,23 +74,25 @@ HOLDERS: dict[str, tuple[Callable[[nn.Parameter], Any], str]] = {
 
 @pytest.mark.xdist_group("optimizers")  # Their imports are slow.
 def test_holders_are_named() -> None:
-    model = nn.ModuleDict({kind: nn.Linear(8, 8, bias=False) for kind in HOLDERS})
+    model = nn.ModuleDict({kind: nn.Linear(8, 8, bias=False) for kind in (*HOLDERS, "other")})
     KEPT.update({kind: make(model[kind].weight) for kind, (make, _) in HOLDERS.items()})
+    OTHER["other"] = model["other"].weight
     large, small = torch.ones(100), torch.ones(2)
     KEPT["large"], KEPT["small"] = in_an_object(large[1:]), small[1:]
     report = release(model, large, small)
     named = {h.what.split(".")[1]: h.holders for h in report.still_held if "." in h.what}
+    assert named.pop("other") == (f"the variable 'OTHER' of module {__name__}: OTHER['other']",)
     assert named == {kind: (name,) for kind, (_, name) in HOLDERS.items()}
     first, *_, last = report.still_held
     assert (first.nbytes, last.nbytes) == (400, 8), "what a variable holds comes first in the text"
-    assert f"held by {VARIABLE}: KEPT['large'].entry and 8 more; to free it, pass KEPT" in str(
+    assert f"held by {VARIABLE}: KEPT['large'].entry and 9 more; to free it, pass KEPT" in str(
         report
     )
 
 
 def test_local_variables_are_named_with_their_functions_and_lines() -> None:
-    model = nn.Sequential(nn.Linear(8, 8, bias=False))
-    my_layer = model[0]
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False))
+    my_layer, inner = model
     layers, ready, done = [my_layer], threading.Event(), threading.Event()
 
     def work() -> None:
@@ -96,45 +101,35 @@ def test_local_variables_are_named_with_their_functions_and_lines() -> None:
         done.wait()
         del layer_of_thread
 
+    def embed() -> nn.Module:
+        return inner
+
     thread = threading.Thread(target=work)
     thread.start()
     ready.wait()
     report = release(model)
-    (held,) = report.still_held
-    named = " and ".join(held.holders)
+    named = " and ".join(name for held in report.still_held for name in held.holders)
     line = sys._getframe().f_lineno - 1
     done.set()
     thread.join()
-    assert f"'my_layer' of {sys._getframe().f_code.co_name}() at {__file__}:{line}" in named
+    name = sys._getframe().f_code.co_name
+    assert f"'my_layer' of {name}() at {__file__}:{line}" in named
     assert "the variable 'layer_of_thread' of " in named
     assert "; to free it, pass my_layer too" in str(report)
+    assert f"the variable 'inner' of {name}()" in named and embed() is inner
     storages = weak(my_layer)
-    del my_layer
-    assert gone(storages), "the search keeps nothing alive"
-
-
-def function_with_a_default(layer: nn.Module) -> Any:
-    def embed(model: nn.Module = layer) -> Any:
-        return model
-
-    return embed
-
-
-def class_attribute(layer: nn.Module) -> Any:
-    class Registry:
-        model = layer
-
-    return Registry
+    with without_collector():
+        del my_layer
+        assert gone(storages), "the search keeps nothing alive"
 
 
 def cached(layer: nn.Module) -> Any:
     @functools.lru_cache
-    def load() -> nn.Module:
-        return layer
+    def load(key: int) -> nn.Module:
+        return layers.pop()
 
-    load()
-    closure: Any = load.__wrapped__.__closure__
-    closure[0].cell_contents = None
+    layers = [layer]
+    load(1)
     return load
 
 
@@ -154,17 +149,10 @@ def in_a_context(layer: nn.Module) -> Any:
     return context
 
 
-CURRENT: contextvars.ContextVar[Any] = contextvars.ContextVar("current_model")
 PLACES: list[tuple[Callable[[Any], Any], str]] = [
-    (
-        in_a_closure,
-        rf"the function in_a_closure.*embed\(\) at {__file__}:\d+: its variable 'weight'",
-    ),
-    (
-        function_with_a_default,
-        r"the function function_with_a_default.*embed\(\).*: a default value",
-    ),
-    (class_attribute, r"the class class_attribute.<locals>.Registry: model"),
+    (in_a_closure, rf"in_a_closure.*embed\(\) at {__file__}:\d+: its variable 'weight'"),
+    (lambda layer: lambda model=layer: model, r"the function <lambda>.*\(\).*: a default value"),
+    (lambda layer: type("Registry", (), {"model": layer}), "the class Registry: model"),
     (cached, r"the lru_cache of cached.<locals>.load\(\) at "),
     (in_a_generator, rf"in_a_generator.<locals>.stream\(\) at {__file__}:\d+"),
     (in_a_context, "the context variable 'current_model'"),
@@ -172,23 +160,15 @@ PLACES: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("keep", "expected"), PLACES)
-def test_functions_classes_and_caches_are_named(keep: Any, expected: str) -> None:
-    model = nn.Sequential(nn.Linear(8, 8, bias=False))
-    kept = keep(model[0])
-    (held,) = release(model).still_held
-    assert any(re.search(expected, name) for name in held.holders), held.holders
+@pytest.mark.usefixtures("frozen_heap")
+def test_functions_classes_and_caches_are_named() -> None:
+    model = nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in PLACES])
+    kept = [keep(layer) for (keep, _), layer in zip(PLACES, model, strict=True)]
+    holders = {held.what: held.holders for held in release(model).still_held}
+    for number, (_, expected) in enumerate(PLACES):
+        names = holders[f"Sequential.{number}"]
+        assert any(re.search(expected, name) for name in names), names
     del kept
-
-
-def test_total_loss_is_named_as_a_graph() -> None:
-    """A loss that is added up keeps the graph of each batch, and with it the weights."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
-    KEPT["total"] = sum(model(torch.ones(8)).mean() for _ in range(3))
-    held = release(model).still_held
-    assert len(held) == 4
-    expected = f"the autograd graph or a view of {VARIABLE}: KEPT['total']"
-    assert {one.holders for one in held} == {(expected,)}
 
 
 def test_search_runs_when_the_holders_are_read() -> None:
@@ -197,7 +177,6 @@ def test_search_runs_when_the_holders_are_read() -> None:
     (held,) = release(model, collect="never").still_held
     KEPT["list"] = [KEPT.pop("layer")]
     assert held.holders == (f"{VARIABLE}: KEPT['list'][0]",)
-    (held,) = release(KEPT, nn.Sequential(KEPT["list"][0]), collect="never").still_held or (held,)
     model = nn.Sequential(nn.Linear(8, 8))
     layer = model[0]
     (held,) = release(model, collect="never").still_held
@@ -206,66 +185,16 @@ def test_search_runs_when_the_holders_are_read() -> None:
     assert pickle.loads(pickle.dumps(held)).holders == held.holders
 
 
+@pytest.mark.usefixtures("frozen_heap")
 def test_locals_of_unrelated_exceptions_are_kept() -> None:
     def fail(batch: torch.Tensor) -> None:
         loss = (batch * batch).sum()
         raise ValueError(loss.item())
 
-    kept = None
-    try:
+    with pytest.raises(ValueError) as kept:
         fail(torch.ones(3, requires_grad=True))
-    except ValueError as error:
-        kept = error
     model = nn.Sequential(nn.Linear(8, 8))
     layer = model[0]
     assert release(model).still_held
-    assert kept is not None and kept.__traceback__ is not None
-    frame = kept.__traceback__.tb_next.tb_frame  # type: ignore[union-attr]
-    assert sorted(frame.f_locals) == ["batch", "loss"]
+    assert sorted(kept.traceback[-1].frame.f_locals) == ["batch", "loss"]
     del layer
-
-
-def test_reading_the_holders_keeps_nothing_alive() -> None:
-    KEPT["me"] = KEPT
-    for outer in (None, torch.ones(3)):
-        model = nn.Sequential(nn.Linear(8, 8))
-        KEPT["layer"] = [model[0], outer]
-        storages = weak(model[0])
-        report = release(model)
-        assert KEPT["layer"] and "KEPT['layer'][0]" in str(report)
-        with without_collector():
-            del KEPT["layer"]
-            assert gone(storages)
-
-
-def test_variable_that_an_inner_function_uses_is_named() -> None:
-    model = nn.Sequential(nn.Linear(8, 8))
-    layer = model[0]
-
-    def embed() -> nn.Module:
-        return layer
-
-    (held,) = release(model).still_held
-    named = " and ".join(held.holders)
-    assert "the variable 'layer' of test_variable_that_an_inner_function_uses_is_named()" in named
-    assert embed() is layer
-
-
-OTHER: dict[str, Any] = {}
-THIRD: list[Any] = []
-
-
-def test_each_of_several_variables_of_a_module_is_named() -> None:
-    """They stand in one dictionary."""
-    model = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
-    KEPT["a"], OTHER["b"] = model[0], model[1]
-    THIRD.append(model[2])
-    named = {one.what[-1]: one.holders for one in release(model).still_held}
-    OTHER.clear()
-    THIRD.clear()
-    place = f"of module {__name__}"
-    assert named == {
-        "0": (f"the variable 'KEPT' {place}: KEPT['a']",),
-        "1": (f"the variable 'OTHER' {place}: OTHER['b']",),
-        "2": (f"the variable 'THIRD' {place}: THIRD[0]",),
-    }
