@@ -1,11 +1,10 @@
 """Tests of the bytes that a report counts."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
-# mypy: disable-error-code="assignment, attr-defined, index, operator, union-attr"
+# mypy: disable-error-code="assignment, attr-defined, index, union-attr"
 
 import sys
 from collections import OrderedDict
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -17,49 +16,19 @@ from torch_utils import release
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 
-BYTES = 4_000_000
-
-
-def big() -> torch.Tensor:
-    return torch.ones(BYTES // 4)
-
 
 class Slotted(nn.Module):
     __slots__ = ("kept",)
 
 
 def test_freed_bytes_count_tensors_in_slots_containers_and_attributes_of_parameters() -> None:
-    slotted, nested, layer = Slotted(), nn.Module(), nn.Linear(1, 1)
-    slotted.kept = big()
-    nested.kept = OrderedDict(a=[({"b": big()},)])
-    layer.weight.main_grad = big()
-    for module in (slotted, nested, layer):
+    slotted, nested, layer = Slotted(), nn.Module(), nn.Linear(1, 1, bias=False)
+    slotted.kept = torch.ones(25)
+    nested.kept = OrderedDict(a=[({"b": torch.ones(50)},)])
+    layer.weight.main_grad = torch.ones(100)
+    for module, nbytes in ((slotted, 100), (nested, 200), (layer, 404)):
         report = release(module)
-        assert report.errors == ()
-        assert 0 <= report.freed_bytes["host"] - BYTES < 1000
-        assert report.still_held == ()
-
-
-def test_plain_dictionaries_beside_a_tensor_are_looked_at_once() -> None:
-    """A retriever has one for each document; each may cost one call, not a walk of its own."""
-    retriever = nn.Module()
-    retriever.vectors = big()
-    retriever.documents = [{"id": str(n), "text": "a", "page": n} for n in range(10_000)]
-    calls = 0
-
-    def count(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        report = release(retriever, collect="never")
-    finally:
-        sys.setprofile(before)
-    assert report.freed_bytes == {"host": BYTES}
-    # Python 3.14 tells the garbage collector of every dictionary: six calls for each.
-    assert calls < (65_000 if sys.version_info >= (3, 14) else 15_000)
+        assert (report.freed_bytes, report.still_held) == ({"host": nbytes}, ())
 
 
 def test_arrays_in_attributes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
