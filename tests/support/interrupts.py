@@ -161,10 +161,7 @@ def _lines_without_signals(filename: str) -> frozenset[int]:
     `with` statement, and CPython never looks for signals there. Those that enter the block are on
     the same line and are left out too.
     """
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
-    except SyntaxError:
-        return frozenset()
+    tree = ast.parse("".join(linecache.getlines(filename)))
     return frozenset(
         node.lineno
         for node in ast.walk(tree)

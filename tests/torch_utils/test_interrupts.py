@@ -7,7 +7,6 @@ import gc
 import logging
 import re
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,11 +20,10 @@ from tests.support.counted_resource import Counted
 from tests.support.interrupts import Place, interrupt_everywhere, send_sigint
 from tests.support.programs import run
 from tests.support.releasing import optimizer_with_state
+from tests.support.threads import in_threads
 from torch_utils import ReleasedError, SafePyTorchCleanup, release
 
 PACKAGE = "torch_utils"
-# How many places are interrupted: each kind of instruction comes several times.
-places = pytest.mark.parametrize("at_most", [25, pytest.param(200, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(autouse=True)
@@ -34,42 +32,36 @@ def quiet() -> Iterator[None]:
     logger = logging.getLogger(PACKAGE)
     logger.disabled = True
     with warnings.catch_warnings():
-        # Of a resource that the interrupt kept from being managed, or a coroutine from being run.
+        # Of a resource that the interrupt kept from being managed.
         warnings.simplefilter("ignore", ResourceWarning)
-        warnings.simplefilter("ignore", RuntimeWarning)
         yield
     logger.disabled = False
 
 
 def assert_no_lock_is_held() -> None:
     """A scope and a release in another thread must finish."""
-    done: list[int] = []
 
-    def work() -> None:
-        resource = Counted()
-        with SafePyTorchCleanup(resource, collect="never") as scope:
-            scope.callback(done.append, 1)
-        release(torch.ones(1), collect="never")
-        done.append(resource.released)
+    def work() -> tuple[int, int]:
+        resource, tensor = Counted(), torch.ones(1)
+        with SafePyTorchCleanup(resource, collect="never"):
+            pass
+        release(tensor, collect="never")
+        return resource.released, tensor.numel()
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert done == [1, 1], "a lock stays held" if thread.is_alive() else done
+    assert in_threads(work) == [(1, 0)]
 
 
-def interrupt(check: Callable[[Place], object], at_most: int | None = None) -> int:
-    """Interrupt the package everywhere, or at most so often; no lock may stay held."""
-    minimum = at_most // 3 if at_most else 50
+def interrupt(check: Callable[[Place], object], at_most: int) -> int:
+    """Interrupt the package so often; no lock may stay held."""
     count = interrupt_everywhere(
-        check, package=PACKAGE, minimum=minimum, at_most=at_most, deliver=send_sigint
+        check, package=PACKAGE, minimum=at_most // 3, at_most=at_most, deliver=send_sigint
     )
     assert_no_lock_is_held()
     return count
 
 
 @pytest.mark.usefixtures("frozen_heap")
-@places
+@pytest.mark.parametrize("at_most", [25, pytest.param(200, marks=pytest.mark.slow)])
 def test_interrupted_scope_releases_everything_once(at_most: int) -> None:
     def check(place: Place) -> None:
         calls: list[str] = []
@@ -99,7 +91,7 @@ def test_interrupted_scope_releases_everything_once(at_most: int) -> None:
         assert [r.released for r in managed] == [1] * len(managed)
 
     for_exit: list[Place] = []
-    count = interrupt(check, at_most=at_most)
+    count = interrupt(check, at_most)
     assert len(for_exit) <= count // 20, for_exit
 
 
@@ -136,19 +128,19 @@ def test_interrupted_release_is_complete_or_not_started() -> None:
     interrupt(check, at_most=150)
 
 
-def test_second_sigint_interrupts_a_hanging_release() -> None:
+def send_sigint_twice() -> None:
+    """Send a SIGINT that is put off, and one that is delivered at once."""
+    send_sigint()
+    send_sigint()
+
+
+def test_second_sigint_interrupts_a_release_that_may_hang() -> None:
     reached: list[str] = []
 
     def hang(self: Any) -> None:
         send_sigint()
         reached.append("put off")
-        main = threading.main_thread().ident
-        again = threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT])
-        again.start()
-        try:
-            threading.Event().wait(60)
-        finally:
-            again.join()
+        send_sigint()
         reached.append("never")
 
     resource, handler = Counted(hang), signal.getsignal(signal.SIGINT)
@@ -158,14 +150,6 @@ def test_second_sigint_interrupts_a_hanging_release() -> None:
     assert resource.close() is False
     assert (resource.released, resource.closed) == (1, True)
     assert signal.getsignal(signal.SIGINT) is handler
-    with pytest.raises(KeyboardInterrupt):
-        send_sigint()
-
-
-def send_sigint_twice() -> None:
-    """Send a SIGINT that is put off, and one that is delivered at once."""
-    send_sigint()
-    send_sigint()
 
 
 def test_second_sigint_leaves_no_signal_put_off_for_ever() -> None:
@@ -179,24 +163,23 @@ def test_second_sigint_leaves_no_signal_put_off_for_ever() -> None:
     interrupt_everywhere(check, package=PACKAGE, minimum=50, deliver=send_sigint_twice)
 
 
-class Stop(BaseException):
-    """A BaseException that only the program itself catches."""
-
-
 def test_deferred_signals_are_delivered_in_order() -> None:
     order: list[int] = []
+
+    class Stop(BaseException):
+        """Only the program itself catches it."""
 
     def handler(number: int, frame: object) -> None:
         order.append(number)
         raise Stop
 
     numbers = [signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1]
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = [signal.signal(number, handler) for number in numbers]
     try:
         with pytest.raises(Stop):
             Counted(lambda self: [signal.raise_signal(number) for number in numbers]).close()
     finally:
-        for number, earlier in before.items():
+        for number, earlier in zip(numbers, before, strict=True):
             signal.signal(number, earlier)
     assert order == numbers
 
@@ -206,7 +189,6 @@ import signal
 from torch_utils import Resource
 
 class Safe(Resource):
-    def __init__(self): pass
     def _release(self):
         COME
         print("released")

@@ -1,13 +1,11 @@
 """Tests of exit_on_signals."""
 
-import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.programs import IMPORT_PATH, output_of
+from tests.support.programs import output_of
 from tests.support.threads import errors_in_threads
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
 
@@ -50,21 +48,16 @@ with R("block"):
     assert output_of(PRELUDE + program, name, returncode=code).splitlines() == order
 
 
-IN_THE_MIDDLE = {
-    "slow kept": 'R("slow", action=lambda: kill(signal.SIGTERM)).close()',
-    "slow outer kept": """
+def test_signal_waits_for_a_running_scope() -> None:
+    program = """
+exit_on_signals()
+r = R("kept")
 with SafePyTorchCleanup(R("outer")) as scope:
     scope.manage(R("slow", action=lambda: kill(signal.SIGTERM)))
-""",
-}
-
-
-@pytest.mark.parametrize("order", IN_THE_MIDDLE)
-def test_signal_waits_for_a_running_cleanup(order: str) -> None:
-    """Of a resource, and at the end of a scope."""
-    program = f'exit_on_signals()\nr = R("kept")\n{IN_THE_MIDDLE[order]}\nwait_until_ended()\n'
+wait_until_ended()
+"""
     output = output_of(PRELUDE + program, returncode=143)
-    assert output.split() == " ".join(f"begin {n} end {n}" for n in order.split()).split()
+    assert output.split() == "begin slow end slow begin outer end outer begin kept end kept".split()
 
 
 def test_child_forked_in_a_release_handles_signals_at_once() -> None:
@@ -81,23 +74,19 @@ R("parent", action=fork).close()
     assert output == ["begin parent", "handled", "end parent"]
 
 
-@pytest.mark.parametrize(("when", "error"), [("during", "KeyboardInterrupt"), ("after", "Stop")])
-def test_failing_release_loses_no_signal(when: str, error: str) -> None:
+def test_failing_release_loses_no_signal() -> None:
     program = """
-class Stop(BaseException): pass
 def fails():
-    if sys.argv[1] == "during": kill(signal.SIGTERM)
-    raise globals().get(sys.argv[2], KeyboardInterrupt)
+    kill(signal.SIGTERM)
+    raise KeyboardInterrupt
 exit_on_signals()
 kept, bad = R("kept"), R("bad", action=fails)
 try: bad.close()
-except (Stop, KeyboardInterrupt): print("caught", flush=True)
-kill(signal.SIGTERM)
+except KeyboardInterrupt: print("lost", flush=True)
 wait_until_ended()
 """
-    caught = "caught " if when == "after" else ""
-    output = output_of(PRELUDE + program, when, error, returncode=143)
-    assert output.split() == f"begin bad {caught}begin kept end kept".split()
+    output = output_of(PRELUDE + program, returncode=143)
+    assert output.split() == "begin bad begin kept end kept".split()
 
 
 def test_signal_breaks_off_no_exit_callback_and_keeps_the_exit_status() -> None:
@@ -121,28 +110,31 @@ def kill_again():
     time.sleep(1.2)
     kill(signal.SIGTERM)
     wait_until_ended()
-if sys.argv[1] == "in a release at exit":
-    r = R("hangs", action=kill_again)
-try:
-    kill(signal.SIGTERM)
-finally:
-    if sys.argv[1] == "in a block":
-        kill_again()
 """
+PLACES = {
+    "in a block": """
+try: kill(signal.SIGTERM)
+finally: kill_again()
+""",
+    "in a release at exit": """
+r = R("hangs", action=kill_again)
+kill(signal.SIGTERM)
+""",
+}
 
 
-@pytest.mark.parametrize("place", ["in a block", "in a release at exit"])
+@pytest.mark.parametrize(
+    "place", [pytest.param("in a block", marks=pytest.mark.slow), "in a release at exit"]
+)
 def test_second_signal_ends_a_program_that_hangs(place: str) -> None:
-    assert "never" not in output_of(PRELUDE + SECOND, place, returncode=-signal.SIGTERM)
+    assert "never" not in output_of(PRELUDE + SECOND + PLACES[place], returncode=-signal.SIGTERM)
 
 
 def test_earlier_handler_is_called_and_restored() -> None:
+    """Unless the program has installed a newer one meanwhile."""
     program = """
 def earlier(number, frame): print("earlier", number, flush=True)
 signal.signal(signal.SIGTERM, earlier)
-with exit_on_signals():
-    assert signal.getsignal(signal.SIGTERM) is not earlier
-assert signal.getsignal(signal.SIGTERM) is earlier
 try:
     with exit_on_signals() as exits:
         kill(signal.SIGTERM)
@@ -150,19 +142,12 @@ try:
 except SystemExit as error:
     print(error.code)
 assert signal.getsignal(signal.SIGTERM) is exits.previous[signal.SIGTERM] is earlier
+with exit_on_signals() as exits:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    assert exits.restore() is False
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 """
     assert output_of(PRELUDE + program) == "earlier 15\n143\n"
-
-
-def test_restore_leaves_newer_handlers_alone() -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    handlers = exit_on_signals(signal.SIGUSR1)
-    try:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        assert handlers.restore() is False
-        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_mistakes_are_refused_and_change_no_handler() -> None:
@@ -200,54 +185,26 @@ asyncio.run(main())
     assert output.splitlines() == expected
 
 
-IN_A_CALL = """
-import signal, sys, time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from torch_utils import ModelHost, exit_on_signals
-
-begun, stopping = Path("begun"), Path("stopping")
-
+def test_call_gets_its_answer_before_a_signal_ends_the_program() -> None:
+    """The end of the host's block waits for the lease of the other thread."""
+    program = """
+from torch_utils import ModelHost
+begun, interrupted = threading.Event(), threading.Event()
 class Doubler:
     def compute(self, number):
-        begun.touch()
-        while not stopping.exists():
-            time.sleep(0.01)
+        begun.set()
+        interrupted.wait()
         return number * 2
-
     def close(self):
         print("closed", flush=True)
-
-def answer(host):
+def answer():
     with host.lease() as model:
         print("answer", model.compute(21), flush=True)
-
-if __name__ == "__main__":
-    exit_on_signals(signal.SIGTERM, signal.SIGINT)
-    with ModelHost(Doubler, isolation=sys.argv[2]) as host, ThreadPoolExecutor(1) as workers:
-        call = workers.submit(answer, host)
-        while not begun.exists():
-            time.sleep(0.01)
-        try:
-            signal.raise_signal(getattr(signal, sys.argv[1]))
-        finally:
-            stopping.touch()
+exit_on_signals()
+with ModelHost(Doubler) as host:
+    threading.Thread(target=answer).start()
+    begun.wait()
+    try: kill(signal.SIGTERM)
+    finally: threading.Timer(0.2, interrupted.set).start()
 """
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
-def test_call_gets_its_answer_before_a_signal_ends_the_program(
-    isolation: str, name: str, tmp_path: Path, clean_exit: Any
-) -> None:
-    """The model is closed once, and no process remains."""
-    (tmp_path / "program.py").write_text(IN_A_CALL)
-    env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    report = clean_exit(
-        ["program.py", name, isolation],
-        returncode=128 + getattr(signal, name),
-        cwd=tmp_path,
-        env=env,
-        max_shutdown_s=120,
-    )
-    assert report.stdout == "answer 42\nclosed\n", report.stderr
+    assert output_of(PRELUDE + program, returncode=143) == "answer 42\nclosed\n"
