@@ -4,7 +4,6 @@
 # mypy: disable-error-code="func-returns-value"
 
 import mmap
-import sys
 import time
 import types
 from typing import Any
@@ -26,29 +25,25 @@ def fresh(size: int) -> mmap.mmap:
 def test_each_repetition_is_timed() -> None:
     calls: list[int] = []
     started = time.perf_counter()
-    result = measure(lambda n: (calls.append(n), time.sleep(0.01)), 7, warmup=2, repeat=5)
+    result = measure(lambda n: (calls.append(n), time.sleep(0.01)), 7, warmup=2, repeat=3)
     whole_s = time.perf_counter() - started
-    assert calls == [7] * 7
-    assert len(result.host_s) == len(result.device_s) == 5
+    assert calls == [7] * 5
+    assert len(result.host_s) == len(result.device_s) == 3
     assert result.median_s >= 0.01
     assert sum(result.host_s) + 2 * 0.01 <= whole_s
     assert result.percentile_s(0) <= result.median_s <= result.percentile_s(100)
-    assert "ms on cpu (median of 5" in str(result)
+    assert "ms on cpu (median of 3" in str(result)
 
 
-def test_peak_includes_memory_that_stays() -> None:
-    kept = []
+def test_peak_includes_memory_that_stays_or_was_freed() -> None:
+    fresh(80 << 20).close()
+    with measuring() as freed:
+        fresh(30 << 20).close()
+    assert 25 << 20 < freed.peak_bytes < 60 << 20
     with measuring() as result:
-        kept.append(fresh(50 << 20))
-    assert result.peak_bytes > 40 << 20
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the mark is Linux's")
-def test_peak_includes_memory_that_was_freed() -> None:
-    fresh(200 << 20).close()
-    with measuring() as result:
-        fresh(50 << 20).close()
-    assert 45 << 20 < result.peak_bytes < 100 << 20
+        kept = fresh(30 << 20)
+    assert result.peak_bytes > 25 << 20
+    kept.close()
 
 
 def test_cuda_time_comes_from_events() -> None:
@@ -77,20 +72,20 @@ def test_cuda_time_comes_from_events() -> None:
         result = measure(lambda: log.append("launch"), warmup=0, repeat=1)
     record, synchronize = "record on cuda:1", "synchronize cuda:1"
     assert log == [synchronize, "reset", record, "launch", record, synchronize]
-    assert result.device_s == [0.25]
-    assert result.host_s[0] != 0.25
+    assert result.device_s == [0.25] != result.host_s
     assert (result.peak_bytes, result.device) == (123, "cuda:1")
 
 
 def test_other_devices_are_synchronised() -> None:
-    peaks = [1000]
-    module = types.SimpleNamespace(
-        synchronize=lambda device: None,
-        max_memory_allocated=lambda device: peaks[-1],
-        reset_peak_memory_stats=lambda device: peaks.append(0),
+    log: list[str] = []
+    xpu = types.SimpleNamespace(
+        synchronize=lambda device: log.append(f"synchronize {device}"),
+        max_memory_allocated=lambda device: 7,
+        reset_peak_memory_stats=lambda device: log.append("reset"),
     )
-    with installed(types.SimpleNamespace(xpu=module, cuda=None)), measuring("xpu:0") as result:
-        peaks.append(7)
+    with installed(types.SimpleNamespace(xpu=xpu, cuda=None)), measuring("xpu:0") as result:
+        log.append("launch")
+    assert log == ["synchronize xpu:0", "reset", "launch", "synchronize xpu:0"]
     assert (result.peak_bytes, result.device) == (7, "xpu:0")
 
 
@@ -104,18 +99,14 @@ def test_wrong_arguments_of_measure_and_incomplete_measurements_are_refused() ->
     for device in ("cdua", 5):
         with pytest.raises(ValueError, match=f"cannot measure on device '{device}'"):
             measure(sum, [1], device=device)
-    for ask in (lambda: Measurement().median_s, lambda: Measurement().percentile_s(5)):
-        with pytest.raises(ValueError, match="nothing measured yet on cpu"):
-            ask()
-    with measuring() as result:
-        assert "nothing measured yet" in str(result)
-    assert "ms on" in str(result)
+    with pytest.raises(ValueError, match="nothing measured yet on cpu"):
+        _ = Measurement().median_s
     with installed(None):
         with pytest.raises(ValueError, match="import torch first"), measuring("cuda"):
             pass
         with measuring("cpu") as result:
-            pass
-    assert len(result.host_s) == 1
+            assert "nothing measured yet" in str(result)
+    assert "ms on" in str(result)
 
 
 def test_what_has_to_be_awaited_is_not_measured() -> None:
