@@ -120,34 +120,24 @@ def test_nested_releases_count_once() -> None:
 
 
 def test_restore_flags_restores_changed_flags() -> None:
-    def flags() -> list[Any]:
-        return [
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-            torch.get_num_threads(),
-            torch.backends.cudnn.benchmark,
-            torch.get_deterministic_debug_mode(),
-            torch.get_float32_matmul_precision(),
-            torch.ones(1).device.type,
-        ]
-
-    def change() -> None:
-        torch.set_default_dtype(torch.float64)
-        torch.set_grad_enabled(False)
-        torch.set_num_threads(1 if before[2] > 1 else 2)
-        torch.backends.cudnn.benchmark = True
-        torch.set_deterministic_debug_mode("warn")
-        torch.set_float32_matmul_precision("medium")
-        torch.set_default_device("meta")
-        assert not any(new == old for new, old in zip(flags(), before, strict=True))
-
-    before = flags()
+    cudnn = torch.backends.cudnn
+    flags: list[tuple[Any, Any, Any]] = [
+        (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+        (torch.get_default_device, torch.set_default_device, torch.device("meta")),
+        (torch.is_grad_enabled, torch.set_grad_enabled, False),
+        (torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 1),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+        (lambda: cudnn.benchmark, partial(setattr, cudnn, "benchmark"), True),
+    ]
+    before = [read() for read, _, _ in flags]
     with pytest.raises(ValueError, match="mine"), SafePyTorchCleanup(restore_flags=True):
-        with SafePyTorchCleanup():
-            change()
-        assert torch.backends.cudnn.benchmark is True  # The control: without the option it stays.
+        with SafePyTorchCleanup():  # The control: without the option they stay changed.
+            for _, write, value in flags:
+                write(value)
+        assert [read() for read, _, _ in flags] == [value for _, _, value in flags]
         raise ValueError("mine")
-    assert flags() == before
+    assert [read() for read, _, _ in flags] == before
 
 
 @pytest.mark.usefixtures("frozen_heap")
@@ -251,9 +241,6 @@ def test_callbacks_that_cannot_be_awaited_are_errors_in_the_report(in_block: boo
     tensor = torch.ones(5)
     scope = SafePyTorchCleanup()
 
-    async def endless() -> None:
-        await asyncio.Future()
-
     async def never() -> None:
         order.append("awaited")
 
@@ -263,15 +250,12 @@ def test_callbacks_that_cannot_be_awaited_are_errors_in_the_report(in_block: boo
             scope.callback(order.append, "plain")
             scope.callback(never)
             if in_block:
-                await endless()
-            scope.callback(endless)
+                await asyncio.sleep(0)
+            scope.callback(asyncio.sleep, 0)
 
-    async def drive() -> None:
-        coroutine = work()
-        coroutine.send(None)
-        coroutine.close()
-
-    asyncio.run(drive())
+    coroutine = work()
+    coroutine.send(None)
+    coroutine.close()
     assert (order, tensor.numel()) == (["plain"], 0)
     assert "has to be awaited" in str(scope.report.errors[0])
     with scope:
@@ -309,27 +293,23 @@ def test_interrupted_cleanup_goes_on_and_raises_the_interrupt(error: Any) -> Non
     """Also one that comes before a callback is awaited."""
     order: list[str] = []
 
-    def interrupt() -> None:
-        signal.raise_signal(signal.SIGINT)
-        raise ValueError("of a callback")
-
     async def closer() -> None:
         order.append("awaited")
 
-    def interrupt_before_await() -> Any:
+    def interrupt(is_async: bool) -> Any:
         signal.raise_signal(signal.SIGINT)
-        return closer()
+        return closer() if is_async else failing(ValueError("of a callback"))()
 
     async def work() -> None:
         async with SafePyTorchCleanup() as scope:
-            scope.callback(interrupt_before_await)
+            scope.callback(interrupt, True)
             if error is not None:
                 raise error
 
     scope = SafePyTorchCleanup(strict=True)
     with pytest.raises(KeyboardInterrupt), scope:
         scope.callback(order.append, "ran")
-        scope.callback(interrupt)
+        scope.callback(interrupt, False)
         if error is not None:
             raise error
     assert [str(error) for error in scope.report.errors] == ["of a callback"]

@@ -5,8 +5,8 @@
 
 import mmap
 import time
-import types
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -47,45 +47,29 @@ def test_peak_includes_memory_that_stays_or_was_freed() -> None:
 
 
 def test_cuda_time_comes_from_events() -> None:
-    log: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self, stream: str) -> None:
-            log.append(f"record {stream}")
-
-        def elapsed_time(self, other: Any) -> float:
-            return 250.0
-
-    cuda = types.SimpleNamespace(
-        is_initialized=lambda: True,
-        current_device=lambda: 1,
-        current_stream=lambda device: f"on {device}",
-        synchronize=lambda device: log.append(f"synchronize {device}"),
-        reset_peak_memory_stats=lambda device: log.append("reset"),
-        max_memory_allocated=lambda device: 123,
-        Event=Event,
-    )
-    with installed(types.SimpleNamespace(cuda=cuda)):
-        result = measure(lambda: log.append("launch"), warmup=0, repeat=1)
-    record, synchronize = "record on cuda:1", "synchronize cuda:1"
-    assert log == [synchronize, "reset", record, "launch", record, synchronize]
-    assert result.device_s == [0.25] != result.host_s
+    cuda = Mock()
+    cuda.current_device.return_value = 1
+    cuda.max_memory_allocated.return_value = 123
+    cuda.Event.return_value.elapsed_time.return_value = 250.0
+    with installed(Mock(cuda=cuda)):
+        result = measure(cuda.launch, warmup=0, repeat=1)
+    seen = [name for name, _, _ in cuda.mock_calls if name not in ("Event", "current_stream")]
+    asked, record = ["is_initialized", "current_device"], "Event().record"
+    start = [*asked, "synchronize", "reset_peak_memory_stats", record]
+    assert seen[:8] == [*start, "launch", record, "synchronize"]
+    assert cuda.synchronize.call_args == cuda.current_stream.call_args == call("cuda:1")
+    assert result.device_s == [0.25]
+    assert result.host_s[0] != 0.25
     assert (result.peak_bytes, result.device) == (123, "cuda:1")
 
 
 def test_other_devices_are_synchronised() -> None:
-    log: list[str] = []
-    xpu = types.SimpleNamespace(
-        synchronize=lambda device: log.append(f"synchronize {device}"),
-        max_memory_allocated=lambda device: 7,
-        reset_peak_memory_stats=lambda device: log.append("reset"),
-    )
-    with installed(types.SimpleNamespace(xpu=xpu, cuda=None)), measuring("xpu:0") as result:
-        log.append("launch")
-    assert log == ["synchronize xpu:0", "reset", "launch", "synchronize xpu:0"]
+    xpu = Mock(spec=["synchronize", "reset_peak_memory_stats", "max_memory_allocated", "launch"])
+    xpu.max_memory_allocated.return_value = 7
+    with installed(Mock(xpu=xpu)), measuring("xpu:0") as result:
+        xpu.launch("xpu:0")
+    order = ["synchronize", "reset_peak_memory_stats", "launch", "synchronize"]
+    assert xpu.mock_calls[:4] == [getattr(call, name)("xpu:0") for name in order]
     assert (result.peak_bytes, result.device) == (7, "xpu:0")
 
 
