@@ -6,7 +6,7 @@ from torch_utils import Resource
 
 
 class Counted(Resource):
-    """Counts its releases; optionally does something in them."""
+    """Counts its releases; optionally calls a function or raises an exception in them."""
 
     released = 0  # An interrupt before `__init__` leaves these to `_release`.
     action: Any = None
@@ -16,5 +16,7 @@ class Counted(Resource):
 
     def _release(self) -> None:
         self.released += 1
+        if isinstance(self.action, BaseException):
+            raise self.action
         if self.action is not None:
             self.action(self)

@@ -84,17 +84,16 @@ class Place:
         if module != self._package and not module.startswith(f"{self._package}."):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode" and frame.f_lineno not in _lines_without_signals(
-            frame.f_code.co_filename
-        ):
+        code = frame.f_code
+        if event == "opcode" and frame.f_lineno not in _lines_without_signals(code.co_filename):
             self.executed += 1
             is_due = self.number and self.executed >= self.number and not self.delivered
             # CPython looks for signals at no NOP; a loop at the end of a `with` has one there.
-            at_nop = frame.f_code.co_code[frame.f_lasti] == dis.opmap["NOP"]
+            at_nop = code.co_code[frame.f_lasti] == dis.opmap["NOP"]
             # CPython prints what is raised in a destructor and goes on: no code can pass it on.
             if is_due and not at_nop and not _is_in_destructor(frame):
                 self.delivered = True
-                self.where = f"{module}, {frame.f_code.co_name}, line {frame.f_lineno}"
+                self.where = f"{module}, {code.co_name}, line {frame.f_lineno}"
                 self._deliver()
         return self._trace
 
@@ -135,8 +134,7 @@ def interrupt_everywhere(
     every = 1 if at_most is None else max(1, -(-executed // at_most))
     interrupted = sum(attempt(number).delivered for number in range(1, executed + 1, every))
     assert interrupted >= minimum, (
-        f"{interrupted} places of {package} were interrupted ({executed} instructions, every "
-        f"{every}), which is fewer than {minimum}"
+        f"{interrupted} places of {package} were interrupted, of {executed}, not {minimum}"
     )
     return interrupted
 

@@ -7,8 +7,7 @@ import gc
 import logging
 import re
 import signal
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,16 +25,14 @@ from torch_utils import ReleasedError, SafePyTorchCleanup, release
 PACKAGE = "torch_utils"
 
 
+# Of a resource that the interrupt kept from being managed.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence the log, which gets the traceback of each interrupt."""
-    logger = logging.getLogger(PACKAGE)
-    logger.disabled = True
-    with warnings.catch_warnings():
-        # Of a resource that the interrupt kept from being managed.
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-    logger.disabled = False
+    monkeypatch.setattr(logging.getLogger(PACKAGE), "disabled", True)
 
 
 def assert_no_lock_is_held() -> None:
@@ -64,25 +61,23 @@ def interrupt(check: Callable[[Place], object], at_most: int) -> int:
 @pytest.mark.parametrize("at_most", [25, pytest.param(200, marks=pytest.mark.slow)])
 def test_interrupted_scope_releases_everything_once(at_most: int) -> None:
     def check(place: Place) -> None:
-        calls: list[str] = []
-        managed: list[Counted] = []
+        calls, steps, managed = list[int](), list[int](), list[Counted]()
         tensor = torch.ones(3)
-        steps: list[str] = []
 
         def program() -> None:
             with SafePyTorchCleanup(tensor, collect="never") as scope:
-                steps.append("entered")
+                steps.append(0)
                 managed.append(scope.manage(Counted()))
-                scope.callback(calls.append, "first")
-                steps.append("first")
+                scope.callback(calls.append, 1)
+                steps.append(1)
                 managed.append(scope.manage(Counted()))
-                scope.callback(lambda: calls.append("second"))
-                steps.append("second")
+                scope.callback(lambda: calls.append(2))
+                steps.append(2)
 
         place.run(program)
         assert place.propagated == place.delivered
         gc.collect()
-        assert calls in ([], ["first"], ["second", "first"])
+        assert calls in ([], [1], [2, 1])
         if steps and tensor.numel():
             for_exit.append(place)
             assert (calls, sum(r.released for r in managed)) == ([], 0)
@@ -166,17 +161,14 @@ def test_second_sigint_leaves_no_signal_put_off_for_ever() -> None:
 def test_deferred_signals_are_delivered_in_order() -> None:
     order: list[int] = []
 
-    class Stop(BaseException):
-        """Only the program itself catches it."""
-
     def handler(number: int, frame: object) -> None:
         order.append(number)
-        raise Stop
+        raise SystemExit
 
     numbers = [signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1]
     before = [signal.signal(number, handler) for number in numbers]
     try:
-        with pytest.raises(Stop):
+        with pytest.raises(SystemExit):
             Counted(lambda self: [signal.raise_signal(number) for number in numbers]).close()
     finally:
         for number, earlier in zip(numbers, before, strict=True):
