@@ -54,6 +54,7 @@ def test_cuda_time_comes_from_events() -> None:
     asked, record = ["is_initialized", "current_device"], "Event().record"
     start = [*asked, "synchronize", "reset_peak_memory_stats", record]
     assert seen[:8] == [*start, "launch", record, "synchronize"]
+    cuda.Event.assert_called_with(enable_timing=True)
     assert cuda.synchronize.call_args == cuda.current_stream.call_args == call("cuda:1")
     assert result.device_s == [0.25]
     assert result.host_s[0] != 0.25

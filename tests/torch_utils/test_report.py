@@ -1,8 +1,5 @@
 """Tests of CleanupReport as a string."""
 
-# Misuses things on purpose, and torch has no types for the attributes of modules.
-# mypy: disable-error-code="dict-item"
-
 import pytest
 
 from tests.support.programs import run

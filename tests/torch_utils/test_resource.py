@@ -1,8 +1,5 @@
 """Tests of Resource: each release runs exactly once, at exit at the latest."""
 
-# Misuses things on purpose, and torch has no types for the attributes of modules.
-# mypy: disable-error-code="arg-type, attr-defined, call-arg, func-returns-value, has-type"
-
 import asyncio
 import copy
 import gc

@@ -1,8 +1,5 @@
 """Tests of safe_tensor_cleanup."""
 
-# Misuses things on purpose, and torch has no types for the attributes of modules.
-# mypy: disable-error-code="attr-defined"
-
 import types
 from dataclasses import dataclass
 from typing import Any
