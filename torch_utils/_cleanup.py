@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AsyncContextDecorator, ContextDecorator, suppress
@@ -400,7 +401,10 @@ def _read(torch: Any, name: str) -> Any:
 
 
 def _set(torch: Any, name: str, value: Any) -> None:
-    if name in _SETTERS:
+    # use_deterministic_algorithms also sets a flag of torch.compile, and would import it.
+    if name == "get_deterministic_debug_mode" and "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(value > 0, warn_only=value == 1)
+    elif name in _SETTERS:
         attrgetter(_SETTERS[name])(torch)(value)
     else:
         owner, _, attribute = name.rpartition(".")

@@ -139,6 +139,18 @@ def test_restore_flags_restores_changed_flags() -> None:
     assert [read() for read, _, _ in flags] == before
 
 
+@pytest.mark.slow
+def test_determinism_of_compiled_code_is_restored() -> None:
+    output_of("""
+    import torch
+    from torch_utils import SafePyTorchCleanup
+    with SafePyTorchCleanup(restore_flags=True):
+        torch.use_deterministic_algorithms(True)
+    inductor = getattr(torch._inductor.config, "deterministic", False)
+    assert (torch.are_deterministic_algorithms_enabled(), inductor) == (False, False)
+    """)
+
+
 @pytest.mark.usefixtures("frozen_heap")
 def test_scope_without_exit_ends_when_collected() -> None:
     scope = SafePyTorchCleanup().__enter__()

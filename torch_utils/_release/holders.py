@@ -325,7 +325,8 @@ def _describe(end: str, node: Node, number: int) -> str:
     """Return the name of a holder, and the way from there to the memory."""
     way = _way(node, number)
     things = [one.thing for one in way]
-    if type(things[0]) is dict and is_variable(end) and len(things) > 1 and node.name:
+    starts_in_namespace = type(things[0]) is dict and is_variable(end) and bool(node.name)
+    if starts_in_namespace and len(things) > 1:
         end = _variable_of(things[0], things[1]) or end
     text = end
     frame = next((thing for thing in things if type(thing) is FrameType), None)
@@ -337,7 +338,7 @@ def _describe(end: str, node: Node, number: int) -> str:
     torch: Any = whole_torch()
     if owner is not None and not is_instance(owner, torch.nn.Module):
         last = 1 + [thing is owner for thing in things].index(True)  # Its groups tell nothing.
-    path = _path_of(things[:last], end)
+    path = _path_of(things[:last], end, starts_in_namespace)
     if path:
         text += f": {path}"
     if owner is not None:
@@ -371,7 +372,7 @@ def _is_of_torch(thing: Any) -> bool:
     return any(is_instance(thing, kind) for kind in kinds)
 
 
-def _path_of(things: list[Any], end: str) -> str:
+def _path_of(things: list[Any], end: str, starts_in_namespace: bool) -> str:
     """Return the expression of a program for a way, such as ``app.state.encoder``."""
     first = things[0]
     if type(first) is FunctionType and len(things) > 2:
@@ -385,7 +386,7 @@ def _path_of(things: list[Any], end: str) -> str:
         if is_instance(parent, type) and label[:2] == "['":
             label = f".{label[2:-2]}"
         parent = owner
-        if not path and owner is first and is_variable(end) and type(owner) is dict:
+        if owner is first and starts_in_namespace:
             path = quoted if label else ""
             continue
         path += label

@@ -93,6 +93,7 @@ def test_holders_are_named() -> None:
 def test_local_variables_are_named_with_their_functions_and_lines() -> None:
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False))
     my_layer, inner = model
+    by_name = {"embed": [inner]}
     layers, ready, done = [my_layer], threading.Event(), threading.Event()
 
     def work() -> None:
@@ -117,6 +118,7 @@ def test_local_variables_are_named_with_their_functions_and_lines() -> None:
     assert "the variable 'layer_of_thread' of " in named
     assert "; to free it, pass my_layer too" in str(report)
     assert f"the variable 'inner' of {name}()" in named and embed() is inner
+    assert "by_name['embed'][0]" in named and by_name
     storages = weak(my_layer)
     with without_collector():
         del my_layer
