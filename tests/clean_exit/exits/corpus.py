@@ -4,9 +4,6 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-# Without an environment there is no probe: the text on stderr is all there is.
-NO_PROBE = ("/usr/bin/env", "-i")
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -18,8 +15,7 @@ class Pair:
         program: Python source in which FAULT stands for what the two do differently.
         dirty, clean: What they have in its place.
         options: For `check`.
-        prefix: Put before the Python in the command line: how it is started.
-        command: For a shell, with {python} and {program}, where it is more than one command.
+        command: For a shell, with {python} and {program}, where it is not ``python program``.
     """
 
     id: str
@@ -28,7 +24,6 @@ class Pair:
     dirty: str = "raise ValueError('the driver is gone')"
     clean: str = "pass"
     options: dict[str, Any] = field(default_factory=dict)
-    prefix: tuple[str, ...] = ()
     command: str = ""
 
     def __str__(self) -> str:
@@ -39,29 +34,22 @@ class Pair:
 
     def line(self, python: str, program: str) -> list[str]:
         """Return the command line that runs it."""
-        if self.command:
-            return ["sh", "-c", self.command.format(python=python, program=program)]
-        return [*self.prefix, python, program]
+        command = ["sh", "-c", self.command.format(python=python, program=program)]
+        return command if self.command else [python, program]
 
 
+# Without an environment there is no probe: the text on stderr is all there is.
+NO_PROBE = "exec env -i {python} {program}"
 CLASS = "class Resource:\n    def __del__(self): FAULT\n"
 AT_EXIT = CLASS + "resource = Resource()\n"
 NOW = CLASS + "Resource()\n"
 HOOK = "import sys\nsys.unraisablehook = lambda *a: None\n"
-UNRAISABLE = [
-    Pair("unraisable", "destructor-at-exit", AT_EXIT),
-    Pair("unraisable", "hook-replaced", HOOK + AT_EXIT),
-    Pair("unraisable", "stderr-closed", "import os\nos.close(2)\n" + NOW),
-    Pair("unraisable", "text-only", AT_EXIT, prefix=NO_PROBE),
-]
-
 LOOP = """
 import asyncio
 loop = asyncio.new_event_loop()
 class Session:
     def __del__(self): FAULT
 session = Session()
-loop.set_debug(False)
 """
 REPORTED = "loop.call_exception_handler({'message': 'Unclosed session'})"
 # aiohttp has this text, and this line after it.
@@ -73,11 +61,44 @@ future = concurrent.futures.Future()
 future.add_done_callback(lambda future: FAULT)
 atexit.register(future.set_result, 1)
 """
+PENDING = """
+import asyncio, gc
+async def main():
+    task = asyncio.ensure_future(asyncio.sleep(999))
+    await asyncio.sleep(0)
+    FAULT
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+loop.close()
+gc.collect()
+"""
+CANCELLED = "task.cancel()\n    await asyncio.sleep(0)"
+NEVER = """
+import asyncio
+async def fail(): FAULT
+async def main():
+    asyncio.ensure_future(fail())
+    await asyncio.sleep(0.01)
+asyncio.run(main())
+"""
+UNITTEST = """
+import unittest
+class Case(unittest.TestCase):
+    def test_it(self): FAULT
+unittest.main(exit=False)
+"""
 
-ERRORS_IN_LOGS = [
+ERRORS = [
+    Pair("unraisable", "destructor-at-exit", AT_EXIT),
+    Pair("unraisable", "hook-replaced", HOOK + AT_EXIT),
+    Pair("unraisable", "stderr-closed", "import os\nos.close(2)\n" + NOW),
+    Pair("unraisable", "text-only", AT_EXIT, command=NO_PROBE),
     Pair("unraisable", "session-at-exit", LOOP, REPORTED, "loop.close()"),
     Pair("unraisable", "session-in-main", LOOP + "del session\n", UNCLOSED, "loop.close()"),
     Pair("unraisable", "callback-of-a-future", FUTURE, "1 / 0", "1"),
+    Pair("unraisable", "task-destroyed", PENDING, "pass", CANCELLED),
+    Pair("unraisable", "task-exception", NEVER, "raise KeyError('lost')"),
+    Pair("failed-tests", "unittest", UNITTEST),
 ]
 
 ATEXIT = "import atexit\natexit.register(lambda: FAULT)\n"
@@ -91,10 +112,16 @@ def f():
     begun.append(True)
     FAULT
 _thread.start_new_thread(f, ())
-while not begun or _thread._count():
-    time.sleep(0.01)
+while not begun or _thread._count(): time.sleep(0.01)
 """
-
+FEEDER = """
+import multiprocessing
+queue = multiprocessing.get_context("fork").Queue()
+queue.put(FAULT)
+queue.close()
+queue.join_thread()
+"""
+GROUP_RAISED = "exec(\"raise ExceptionGroup('many', [ValueError('a')])\")"
 LOGGING = """
 import atexit, io, logging, threading, time
 stream = io.StringIO()
@@ -102,29 +129,20 @@ logging.basicConfig(stream=stream)
 def close(): FAULT
 close()
 def log(): logging.error("bye")
-class A:
-    def __del__(self, log=log): log()
 """
-LOGS = {
-    "at-exit": "atexit.register(log)\n",
-    "destructor": "a = A()\natexit.register(globals().pop, 'a')\n",
-    "joined-thread": "threading.Thread(target=lambda: (time.sleep(0.3), log())).start()\n",
-}
-FINALIZE_UTIL = """
-import multiprocessing.util
-multiprocessing.util.Finalize(None, lambda: FAULT, exitpriority=1)
-"""
+LOG_AT_EXIT = LOGGING + "atexit.register(log)\n"
+LOG_IN_THREAD = "threading.Thread(target=lambda: (time.sleep(0.3), log())).start()\n"
+
 CALLBACKS = [
-    *(
-        Pair("logging-error", name, LOGGING + program, "stream.close()")
-        for name, program in LOGS.items()
-    ),
-    Pair("finalizer-error", "multiprocessing", FINALIZE_UTIL, "1 / 0", "1"),
+    Pair("logging-error", "at-exit", LOG_AT_EXIT, "stream.close()"),
+    Pair("logging-error", "joined-thread", LOGGING + LOG_IN_THREAD, "stream.close()"),
     Pair("atexit-error", "plain", ATEXIT, "1 / 0", "1"),
     Pair("finalizer-error", "at-exit", FINALIZE, "1 / 0", "1"),
     Pair("finalizer-error", "during-collection", COLLECTED, "1 / 0", "1"),
     Pair("thread-error", "threading", THREAD, "1 / 0", "1"),
     Pair("thread-error", "raw", RAW, "1 / 0", "return"),
+    Pair("thread-error", "queue-feeder", FEEDER, "lambda: None", "1"),
+    Pair("thread-error", "exception-group", THREAD, GROUP_RAISED, "1"),
 ]
 
 HANGS = {"timeout_s": 4.0}  # Long enough to start on a busy machine.
@@ -133,33 +151,35 @@ TOO_LONG = "3"
 SLEEP = "import time\ntime.sleep(FAULT)\n"
 WAITING_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=({},)).start()\n"
 SLOW_EXIT = "import atexit, time\natexit.register(time.sleep, FAULT)\n"
+AFTER_A_THREAD = WAITING_THREAD.format(TOO_LONG) + SLOW_EXIT  # What a thread does is work.
 SLOW_DESTRUCTOR = """
 import time
 class Resource:
-    def __del__(self): self.sleep(FAULT)
-Resource.sleep = staticmethod(time.sleep)
+    def __del__(self, sleep=time.sleep): sleep(FAULT)
 resource = Resource()
 """
 SIGNAL = "import os, signal\nos.kill(os.getpid(), FAULT)\n"
 STRING = "import ctypes\nctypes.string_at(FAULT)\n"
-OS = "import os\nFAULT\n"
+TERMINATES = "import os, sys\nFAULT\n"
+TERMINATE = "sys.stderr.write('terminate called without an active exception\\n')\nos.abort()"
+PARENT = "{python} -c 'import subprocess, sys; subprocess.run(sys.argv[1:])' {python} "
+SHELL = "{python} {program}; exit 0"
+UNPROBED = "{python} -I {program}; exit 0"
+CODE_139 = "{python} -I {program} 2> /dev/null; exit $?"
 
 ENDINGS = [
-    Pair("crash", "abort", OS, "os.abort()", "os._exit(0)"),
+    Pair("crash", "abort", "import os\nFAULT\n", "os.abort()", "os._exit(0)"),
     Pair("crash", "killed", SIGNAL, "signal.SIGKILL", "0"),
+    Pair("crash", "in-a-shell", STRING, "0", "b''", command=SHELL),
+    Pair("crash", "in-a-shell-unprobed", STRING, "0", "b''", command=UNPROBED),
+    Pair("crash", "of-a-child", STRING, "0", "b''", command=PARENT + "-X faulthandler {program}"),
+    Pair("crash", "exit-code-139", STRING, "0", "b''", command=CODE_139),
+    Pair("crash", "terminate-called", TERMINATES, TERMINATE, command=PARENT + "{program}"),
     Pair("hang", "in-main", SLEEP, "60", "0.1", HANGS),
     Pair("hang", "joining-a-thread", WAITING_THREAD.format("FAULT"), "60", "0.1", HANGS),
-    Pair("hang", "text-only", SLEEP, "60", "0.1", HANGS, prefix=NO_PROBE),
+    Pair("hang", "text-only", SLEEP, "60", "0.1", HANGS, command=NO_PROBE),
     Pair("slow-shutdown", "atexit", SLOW_EXIT, TOO_LONG, "0.01", SLOW),
-    # What a thread does is work.
-    Pair(
-        "slow-shutdown",
-        "after a thread",
-        WAITING_THREAD.format(TOO_LONG) + SLOW_EXIT,
-        TOO_LONG,
-        "0",
-        SLOW,
-    ),
+    Pair("slow-shutdown", "after-a-thread", AFTER_A_THREAD, TOO_LONG, "0", SLOW),
     Pair("slow-shutdown", "destructor", SLOW_DESTRUCTOR, TOO_LONG, "0.01", SLOW),
 ]
 
@@ -179,31 +199,27 @@ FAULT
 UNTRACKED = "resource_tracker.register = resource_tracker.unregister = lambda name, kind: None"
 CHILD = "import subprocess\nchild = subprocess.Popen(['sleep', '60']{})\nFAULT\n"
 ENDED = "child.terminate()\nchild.wait()"
-DAEMON = """
-import os, time
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        [os.close(n) for n in (0, 1, 2)]
-        time.sleep(FAULT)
-    os._exit(0)
-os.wait()
-"""
+DAEMON = "import subprocess\nsubprocess.run('setsid sleep FAULT >/dev/null 2>&1 &', shell=True)\n"
 GROUP = """
-import sys, types
+import os, sys, types
 distributed = types.ModuleType("torch.distributed")
-distributed.is_initialized = lambda: FAULT
+distributed.is_initialized = lambda: is_on
 distributed.get_backend = lambda: "nccl"
 sys.modules["torch.distributed"] = distributed
+is_on = FAULT
 """
-NCCL = (
-    "[rank0]:[W1121 04:00:00.123456789 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
-    "destroy_process_group() was not called before program exit, which can leak resources."
-)
-IPC = (
-    "[W1121 04:00:00.123456789 CudaIPCTypes.cpp:16] Producer process has been terminated before "
-    "all shared CUDA tensors released. See Note [Sharing CUDA tensors]"
-)
+# A child has the group of its parent, which it is not blamed for.
+OF_A_FORK = """
+if os.fork() == 0:
+    is_on = True
+    sys.exit()
+os.wait()
+is_on = False
+"""
+NCCL = "[rank0]:[W1121 04:00:00.123456789 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
+NCCL += "destroy_process_group() was not called before program exit, which can leak resources."
+IPC = "[W1121 04:00:00.123456789 CudaIPCTypes.cpp:16] Producer process has been terminated before "
+IPC += "all shared CUDA tensors released. See Note [Sharing CUDA tensors]"
 WRITE = "import sys\nprint({!r}, file=sys.stderr)\n"
 SAYS_NCCL, SAYS_IPC = WRITE.format(f"FAULT{NCCL}"), WRITE.format(f"FAULT{IPC}")
 FILE = "f = open(__file__)\nFAULT\nf = None\n"
@@ -212,53 +228,36 @@ SILENCED = "{python} -W ignore {program}"
 REDIRECTED = "{python} {program} 2> /dev/null"
 
 LEFT_BEHIND = [
-    *(
-        Pair("leaked-semaphore", name, SEMAPHORE, "os._exit(0)", "del lock", command=command)
-        for name, command in (("at-exit", ""), ("silenced", SILENCED), ("redirected", REDIRECTED))
-    ),
+    Pair("leaked-semaphore", "at-exit", SEMAPHORE, "os._exit(0)", "del lock"),
+    Pair("leaked-semaphore", "silenced", SEMAPHORE, "os._exit(0)", "del lock", command=SILENCED),
+    Pair("leaked-semaphore", "redirected", SEMAPHORE, "os._exit(0)", "0", command=REDIRECTED),
     Pair("leaked-shared-memory", "not-tracked", SHARED.format(UNTRACKED), "", "memory.unlink()"),
     Pair("leaked-shared-memory", "at-exit", SHARED.format(""), "", "memory.unlink()"),
     Pair("orphan-process", "child", CHILD.format(", stdout=-3, stderr=-3"), "", ENDED),
     Pair("orphan-process", "holds-the-pipe", CHILD.format(""), "", ENDED),
     Pair("orphan-process", "daemon", DAEMON, "60", "0.1"),
     Pair("process-group-not-destroyed", "asked", GROUP, "True", "False"),
+    Pair("process-group-not-destroyed", "of-a-fork", GROUP + OF_A_FORK, "False", "True"),
     Pair("process-group-not-destroyed", "said", SAYS_NCCL, "", "never seen: "),
     Pair("cuda-ipc", "said", SAYS_IPC, "", "never seen: "),
     Pair("resource-warning", "file", FILE, "", "f.close()", WARN),
 ]
 
-# Programs of several processes, and what their other threads, tasks and shells say.
+# Programs of several processes.
 
 START = """
 import multiprocessing
-def work():
-    Resource()
+def work(): Resource()
 if __name__ == "__main__":
     process = multiprocessing.get_context("{}").Process(target=work)
     process.start()
     process.join()
 """
-CODE = f"{NOW!r}"
 AGAIN = """
 import os, sys
 if len(sys.argv) == 1:
     os.execv(sys.executable, [sys.executable, __file__, "again"])
 """
-# As root; else the same program without it.
-SETUID = "import os\nif os.getuid() == 0:\n    os.setuid(12345)\n"
-NESTED = f"""
-import importlib
-for name in "_interpreters", "_xxsubinterpreters":
-    try:
-        interpreters = importlib.import_module(name)
-    except ImportError:
-        continue
-    break
-interpreter = interpreters.create()
-interpreters.run_string(interpreter, {CODE})
-interpreters.destroy(interpreter)
-"""
-BEFORE_EXEC = "{python} -I {program}; exec {python} -c 'print(1)'"
 
 ATTRIBUTED = [
     *(
@@ -266,91 +265,9 @@ ATTRIBUTED = [
         for method in ("spawn", "forkserver", "fork")
     ),
     Pair("unraisable", "exec-of-itself", AGAIN + NOW),
-    Pair("unraisable", "setuid", SETUID + NOW),
-    Pair("unraisable", "sub-interpreter", NESTED, "raise ValueError(1)"),
-    Pair("unraisable", "before-exec", NOW, command=BEFORE_EXEC),
 ]
 
-PENDING = """
-import asyncio, gc
-async def wait():
-    await asyncio.get_running_loop().create_future()
-async def main():
-    task = asyncio.ensure_future(wait())
-    await asyncio.sleep(0)
-    FAULT
-loop = asyncio.new_event_loop()
-loop.run_until_complete(main())
-loop.close()
-gc.collect()
-"""
-CANCELLED = "task.cancel()\n    await asyncio.sleep(0)"
-NEVER = """
-import asyncio
-async def fail(): FAULT
-async def main():
-    asyncio.ensure_future(fail())
-    await asyncio.sleep(0.01)
-asyncio.run(main())
-"""
-FEEDER = """
-import multiprocessing
-queue = multiprocessing.get_context("fork").Queue()
-queue.put(FAULT)
-queue.close()
-queue.join_thread()
-"""
-ERRORS = """
-import threading
-def work():
-    FAULT
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-"""
-MANY = "raise ExceptionGroup('many', [ValueError('a')])"
-
-SAID = [
-    Pair("unraisable", "task-destroyed", PENDING, "pass", CANCELLED),
-    Pair("unraisable", "task-exception", NEVER, "raise KeyError('lost')"),
-    Pair("thread-error", "queue-feeder", FEEDER, "lambda: None", "1"),
-    Pair("thread-error", "exception-group", ERRORS, MANY),
-]
-
-PARENT = "{python} -c 'import subprocess, sys; subprocess.run(sys.argv[1:])' "
-TERMINATES = "import os, sys\nFAULT\n"
-TERMINATE = "sys.stderr.write('terminate called without an active exception\\n')\nos.abort()"
-CRASHED = [
-    *(
-        Pair("crash", name, STRING, "0", "b''", command=command)
-        for name, command in (
-            ("in-a-shell", "{python} {program}; exit 0"),
-            ("in-a-shell-unprobed", "{python} -I {program}; exit 0"),
-            ("fatal-error-of-a-child", PARENT + "{python} -X faulthandler {program}"),
-            ("exit-code-139", "{python} -I {program} 2> /dev/null; exit $?"),
-        )
-    ),
-    Pair("crash", "terminate-called", TERMINATES, TERMINATE, command=PARENT + "{python} {program}"),
-]
-
-UNITTEST = """
-import unittest
-class Case(unittest.TestCase):
-    def test_it(self): FAULT
-unittest.main(exit=False)
-"""
-
-CORPUS = [
-    *UNRAISABLE,
-    Pair("failed-tests", "unittest", UNITTEST),
-    *ERRORS_IN_LOGS,
-    *CALLBACKS,
-    *ENDINGS,
-    *LEFT_BEHIND,
-    *ATTRIBUTED,
-    *SAID,
-    *CRASHED,
-]
+CORPUS = [*ERRORS, *CALLBACKS, *ENDINGS, *LEFT_BEHIND, *ATTRIBUTED]
 
 # Nothing is wrong with these, whatever they print.
 CLEAN = {
@@ -361,33 +278,18 @@ CLEAN = {
         atexit.register(logging.error, "the upload failed")
         atexit.register(logging.getLogger("asyncio").warning, "slow")
     """,
-    "loses a message in silence": """
-        import atexit, io, logging
-        logging.basicConfig(stream=io.StringIO())
-        logging.root.handlers[0].stream.close()
-        logging.raiseExceptions = False
-        atexit.register(logging.error, "bye")
-    """,
+    "loses a message in silence": "import logging\nlogging.raiseExceptions = False\n"
+    + LOG_AT_EXIT.replace("FAULT", "stream.close()"),
     "names a session": WRITE.format("Unclosed client session\nclient_session: the first one"),
     "quotes the phrase on stdout": "print('Exception ignored in: <function A.__del__>')\n",
     "quotes the phrase on stderr": WRITE.format("Exception ignored in: see the manual"),
     "prints a caught traceback": """
         import traceback
-        try:
-            1 / 0
-        except ZeroDivisionError:
-            traceback.print_exc()
+        try: 1 / 0
+        except ZeroDivisionError: traceback.print_exc()
         """,
     "ends with a code above 240": "raise SystemExit(256 - 6)",
-    "has a daemon thread": """
-        import threading, time
-        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-        """,
-    "handles errors of threads itself": """
-        import threading
-        threading.excepthook = lambda args: None
-        thread = threading.Thread(target=lambda: 1 / 0)
-        thread.start()
-        thread.join()
-        """,
+    "has a daemon thread": WAITING_THREAD.format("60").replace("(60,)", "(60,), daemon=True"),
+    "handles errors of threads itself": "import threading\n"
+    "threading.excepthook = lambda args: None\n" + THREAD.replace("FAULT", "1 / 0"),
 }

@@ -25,40 +25,37 @@ class Program:
     """One program.
 
     Attributes:
-        group: What has to be installed, by the name that people know.
-        name: What is special about it.
+        name: What people call it, and what is special about it.
         command: Its command line; the first word is a command beside the Python, or anywhere.
         files: What it consists of.
+        module: What the Python has to have.
         finding: What has to be found; nothing else may be.
-        exit_code: What clean-exit says.
         options: For `check`.
-        modules: What the Python has to have.
+        exit_code: What clean-exit says; by default 120 if there is a finding.
     """
 
-    group: str
     name: str
     command: tuple[str, ...]
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str]
+    module: str = ""
     finding: str = ""
-    exit_code: int = 0
     options: dict[str, Any] = field(default_factory=dict)
-    modules: tuple[str, ...] = ()
+    exit_code: int = 0
 
     def __str__(self) -> str:
-        return f"{self.group}-{self.name}"
-
-    def missing(self) -> str:
-        """Name what is not installed, or nothing."""
-        absent = [name for name in self.modules if find_spec(name) is None]
-        if find_command(self.command[0]) is None:
-            absent.append(f"the command {self.command[0]}")
-        return ", ".join(absent)
+        return self.name
 
     def run(self, folder: Path) -> ExitReport:
+        if self.module and find_spec(self.module) is None:
+            pytest.skip(f"{self.module} is not installed")
+        places = [sysconfig.get_path("scripts"), os.environ["PATH"]]
+        found = shutil.which(self.command[0], path=os.pathsep.join(places))
+        if found is None:
+            pytest.skip(f"there is no command {self.command[0]}")
         for name, text in self.files.items():
             (folder / name).write_text(text)
         return check(
-            [find_command(self.command[0]) or "", *self.command[1:]],
+            [found, *self.command[1:]],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
@@ -66,26 +63,12 @@ class Program:
         )
 
 
-def find_command(name: str) -> str | None:
-    """Find a command, beside the Python first."""
-    places = [sysconfig.get_path("scripts"), os.environ["PATH"]]
-    return shutil.which(name, path=os.pathsep.join(places))
-
-
-def dirty(found: str) -> dict[str, Any]:
-    """Say what is found in a program that says 0 itself."""
-    return {"finding": found, "exit_code": 120}
-
-
 # Servers, on loopback, at any free port.
 
-TERM: dict[str, Any] = {"stop_signal": signal.SIGTERM}
-INT: dict[str, Any] = {"stop_signal": signal.SIGINT}
+TERM, INT = signal.SIGTERM, signal.SIGINT
 AT_EXIT = "\nimport atexit\natexit.register(lambda: 1 / 0)\n"
 HELD = "\nclass Held:\n    def __del__(self): raise ValueError('the driver is gone')\n"
 ASGI = """
-from contextlib import asynccontextmanager
-
 async def app(scope, receive, send):
     assert scope["type"] == "lifespan"
     await receive()
@@ -102,42 +85,39 @@ def app(environ, start_response):
 """
 
 
-def uvicorn(name: str, *options: str, app: str = ASGI, **more: Any) -> Program:
-    command = ("uvicorn", "app:app", "--host", "127.0.0.1", "--port", "0", *options)
-    more["options"] = {**more["options"], "stop_when": "Application startup complete"}
-    return Program("uvicorn", name, command, {"app.py": app}, modules=("uvicorn",), **more)
-
-
-def gunicorn(name: str, *options: str, app: str = WSGI, **more: Any) -> Program:
-    command = ("gunicorn", "-b", "127.0.0.1:0", "--graceful-timeout", "10", *options, "app:app")
-    more["options"] = {**TERM, "stop_when": "Booting worker"}
-    return Program("gunicorn", name, command, {"app.py": app}, modules=("gunicorn",), **more)
-
-
 CELERY_APP = """
 from celery import Celery
 app = Celery("app", broker="memory://", backend="cache+memory://")
 """
-
-
-def celery(name: str, pool: str, app: str = CELERY_APP, **more: Any) -> Program:
-    command = ("celery", "-A", "app", "worker", "-P", pool, "-c", "2", "-l", "INFO")
-    more["options"] = {**TERM, "stop_when": "ready\\.", "max_shutdown_s": 30}
-    # As root it warns, and goes on.
-    return Program("celery", name, command, {"app.py": app}, modules=("celery",), **more)
-
-
+UVICORN = ("uvicorn", "app:app", "--host", "127.0.0.1", "--port", "0")
+GUNICORN = ("gunicorn", "app:app", "-b", "127.0.0.1:0", "--graceful-timeout", "10")
+# As root it warns, and goes on.
+CELERY = ("celery", "-A", "app", "worker", "-c", "2", "-l", "INFO")
+READY = {
+    UVICORN: "Application startup complete",
+    GUNICORN: "Booting worker",
+    CELERY: "ready\\.",
+}
 WORKERS = ("--workers", "2")
 AT_END = "\nheld = Held()\n"
+
+
+def server(
+    name: str, command: tuple[str, ...], *more: str, app: str, found: str = "", by: int = TERM
+) -> Program:
+    options = {"stop_signal": by, "stop_when": READY[command]}
+    return Program(name, (*command, *more), {"app.py": app}, command[0], found, options)
+
+
 SERVERS = [
-    uvicorn("int", options=INT),
-    uvicorn("workers-term", *WORKERS, options=TERM),
-    uvicorn("dirty", app=ASGI + HELD + AT_END, options=INT, **dirty("unraisable")),
-    uvicorn("dirty-workers", *WORKERS, app=DIRTY_ASGI, options=TERM, **dirty("unraisable")),
-    gunicorn("workers-term", "-w", "2"),
-    gunicorn("dirty-in-worker", app=WSGI + AT_EXIT, **dirty("atexit-error")),
-    celery("prefork-term", "prefork"),
-    celery("dirty-atexit", "solo", CELERY_APP + AT_EXIT, **dirty("atexit-error")),
+    server("uvicorn-int", UVICORN, app=ASGI, by=INT),
+    server("uvicorn-workers", UVICORN, *WORKERS, app=ASGI),
+    server("uvicorn-dirty", UVICORN, app=ASGI + HELD + AT_END, found="unraisable", by=INT),
+    server("uvicorn-dirty-workers", UVICORN, *WORKERS, app=DIRTY_ASGI, found="unraisable"),
+    server("gunicorn-workers", GUNICORN, *WORKERS, app=WSGI),
+    server("gunicorn-dirty", GUNICORN, app=WSGI + AT_EXIT, found="atexit-error"),
+    server("celery-prefork", CELERY, app=CELERY_APP),
+    server("celery-dirty", CELERY, "-P", "solo", app=CELERY_APP + AT_EXIT, found="atexit-error"),
 ]
 
 # Pools of workers.
@@ -189,31 +169,32 @@ DESTROY = "dist.destroy_process_group()\n"
 TORCHRUN = ("torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 
 
-def script(group: str, name: str, source: str, module: str = "", **more: Any) -> Program:
-    command = more.pop("command", (PYTHON,))
-    return Program(
-        group, name, (*command, "main.py"), {"main.py": source}, modules=(module or group,), **more
-    )
+def script(
+    name: str, source: str, module: str, command: tuple[str, ...] = (PYTHON,), found: str = ""
+) -> Program:
+    return Program(name, (*command, "main.py"), {"main.py": source}, module, found)
 
 
 POOLS = [
-    script("ray", "left-to-atexit", RAY, options={"max_shutdown_s": 30}),
-    script("joblib", "loky", JOBLIB),
+    script("ray-left-to-atexit", RAY, "ray"),
+    script("joblib-loky", JOBLIB, "joblib"),
     *(
-        script("DataLoader", method, LOADER.format(method=method), "torch")
+        script(f"DataLoader-{method}", LOADER.format(method=method), "torch")
         for method in ("fork", "spawn", "forkserver")
         # Abandoned iterators are not among them: torch's handler of SIGCHLD races with the end.
     ),
-    script("torchrun", "destroyed", GROUP + DESTROY, "torch", command=TORCHRUN),
-    script("torchrun", "not-destroyed", GROUP, "torch", command=TORCHRUN,
-           **dirty("process-group-not-destroyed")),
-]  # fmt: skip
+    script("torchrun-destroyed", GROUP + DESTROY, "torch", TORCHRUN),
+    script("torchrun-not-destroyed", GROUP, "torch", TORCHRUN, "process-group-not-destroyed"),
+]
 
 # Tools that run other programs, and programs that are not Python.
 
 COVERAGE = ("coverage", "run", "--rcfile=rc", "main.py")
-SUBPROCESS = "import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'], check=True)\n"
-RC = "[run]\nparallel = true\npatch = subprocess\n"
+COVERED = {
+    "main.py": "import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'], check=True)\n",
+    "other.py": AT_EXIT,
+    "rc": "[run]\nparallel = true\npatch = subprocess\n",
+}
 MAKE = ("make", "-j", "2")
 MAKEFILE = f"""
 all: one two three
@@ -223,26 +204,27 @@ three:
 	{PYTHON} three.py
 	$(MAKE) one
 """
+CLEAN_MAKE = {"Makefile": MAKEFILE, "three.py": "print('three')"}
+DIRTY_MAKE = {"Makefile": MAKEFILE, "three.py": AT_EXIT}
 
 TOOLS = [
-    Program("coverage", "dirty-subprocess", COVERAGE,
-            {"main.py": SUBPROCESS, "other.py": AT_EXIT, "rc": RC}, modules=("coverage",),
-            **dirty("atexit-error")),
-    Program("make", "parallel-clean", MAKE, {"Makefile": MAKEFILE, "three.py": "print('three')"}),
-    Program("make", "parallel-dirty", MAKE, {"Makefile": MAKEFILE, "three.py": AT_EXIT},
-            **dirty("atexit-error")),
-    Program("node", "aborts", ("node", "main.js"), {"main.js": "process.abort()"}, "crash", 134),
-]  # fmt: skip
+    Program("coverage-dirty-subprocess", COVERAGE, COVERED, "coverage", "atexit-error"),
+    Program("make-parallel-clean", MAKE, CLEAN_MAKE),
+    Program("make-parallel-dirty", MAKE, DIRTY_MAKE, finding="atexit-error"),
+    Program(
+        "node-aborts",
+        ("node", "main.js"),
+        {"main.js": "process.abort()"},
+        finding="crash",
+        exit_code=134,
+    ),
+]
 
-PROGRAMS = [*SERVERS, *POOLS, *TOOLS]
 
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+@pytest.mark.parametrize("program", [*SERVERS, *POOLS, *TOOLS], ids=str)
 def test_verdict(program: Program, tmp_path: Path) -> None:
     """Its finding, and nothing but that; its exit code."""
-    if missing := program.missing():
-        pytest.skip(f"{program.group}: {missing} is not installed")
     report = program.run(tmp_path)
     said = f"{report}\n--- stdout\n{report.stdout[-3000:]}\n--- stderr\n{report.stderr[-3000:]}"
     assert {found.id for found in report.findings} == {program.finding} - {""}, said
-    assert report.exit_code == program.exit_code, said
+    assert report.exit_code == (program.exit_code or (120 if program.finding else 0)), said
