@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clean_exit import ExitReport, check
 from clean_exit.cli import main
 from clean_exit.lint.cli import main as lint_main
-from clean_exit.stderr import StderrText
 from tests.support.programs import TIMEOUT_S
 from tests.support.zygotes import IMPORT_PATH
 
@@ -18,8 +17,8 @@ __all__ = [
     "ENVIRONMENT",
     "QUIET",
     "ExitReport",
-    "StderrText",
     "check",
+    "exit_code",
     "lint_main",
     "main",
     "run_command",
@@ -29,6 +28,14 @@ __all__ = [
 CHECKER = (sys.executable, "-m", "clean_exit")
 QUIET = (*CHECKER, "-q", "--")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+
+
+def exit_code(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run `main` or `lint_main` in this process, and return its exit code."""
+    try:
+        return command(arguments)
+    except SystemExit as ended:  # From argparse.
+        return int(ended.code or 0)
 
 
 def run_command(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
