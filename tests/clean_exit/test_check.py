@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clean_exit import CheckerError, check
-from tests.support.clean_exit import CHECKER, run_command
+from clean_exit import check
+from tests.support.clean_exit import run_command
 from tests.support.other_pythons import other_pythons
 
 
@@ -24,12 +23,10 @@ def test_crash_shows_the_stack(flags: list[str]) -> None:
     """From the program's own faulthandler, or from the probe's."""
     code = "import ctypes\ndef inner(): ctypes.string_at(0)\ninner()"
     report = check([sys.executable, *flags, "-c", code])
-    assert report.returncode == -11
-    assert report.exit_code == 139
+    assert (report.returncode, report.exit_code) == (-11, 139)
     (finding,) = report.findings
     assert "in inner" in finding.evidence
-    assert finding.summary == "killed by SIGSEGV"
-    assert (finding.phase, finding.process) == ("main", "")
+    assert (finding.summary, finding.phase, finding.process) == ("killed by SIGSEGV", "main", "")
     assert ("Segmentation fault" in report.stderr) == bool(flags)
 
 
@@ -45,36 +42,45 @@ def test_message_on_stderr_counts_once() -> None:
     assert [f.summary[:13] for f in twice.findings] == ["ValueError: y", "ValueError: x"]
 
 
-SLOW = "import atexit, time\ndef flush(): time.sleep(3)\natexit.register(flush)\n"
+SLOW = "import atexit, time\ndef flush(): time.sleep(1)\natexit.register(flush)\n"
+TIMER = "import faulthandler; faulthandler.dump_traceback_later(1, exit=True); time.sleep(60)\n"
 
 
-def test_slow_shutdown_shows_the_stack() -> None:
-    report = check(["-c", SLOW], max_shutdown_s=0.5)
+@pytest.mark.parametrize(("timer", "returncode", "shown"), [("", 0, "in flush"), (TIMER, 1, "")])
+def test_slow_shutdown_shows_the_stack(timer: str, returncode: int, shown: str) -> None:
+    """If the program does not use the timer of faulthandler itself."""
+    report = check(["-c", SLOW + f"atexit.register(lambda: exec({timer!r}))"], max_shutdown_s=0.5)
     (finding,) = report.findings
-    assert finding.id == "slow-shutdown"
-    assert "in flush" in finding.evidence
+    assert (finding.id, report.returncode) == ("slow-shutdown", returncode)
+    assert shown in finding.evidence
     assert report.shutdown_s is not None
-    assert report.shutdown_s >= 3
+    assert report.shutdown_s > 0.5
 
 
 STOPPED = """
-import atexit, os, signal, subprocess, sys
+import atexit, os, signal, subprocess, sys, time
 wake = f"sleep 2; kill -CONT {os.getpid()}"
 def stop():
     subprocess.Popen(["sh", "-c", wake], stderr=subprocess.DEVNULL)
     os.kill(os.getpid(), signal.SIGSTOP)
-MOMENT
 """
 
 
-def test_time_in_which_the_program_is_stopped_is_no_shutdown() -> None:
+STOPPED_BEFORE = "stop()\natexit.register(time.sleep, 2)"
+
+
+@pytest.mark.parametrize(
+    ("moment", "found"),
+    [
+        ("atexit.register(stop)", []),
+        pytest.param(STOPPED_BEFORE, ["slow-shutdown"], marks=pytest.mark.slow),
+    ],
+)
+def test_time_in_which_the_program_is_stopped_is_no_shutdown(moment: str, found: list[str]) -> None:
     """Neither does a stop before the shutdown count as a part of it."""
-    report = check(["-c", STOPPED.replace("MOMENT", "atexit.register(stop)")], max_shutdown_s=1.5)
-    assert report.clean, report
+    report = check(["-c", STOPPED + moment], max_shutdown_s=1.5)
+    assert ids(report) == found, report
     assert report.duration_s > 2
-    slow = "stop()\natexit.register(__import__('time').sleep, 2)"
-    report = check(["-c", STOPPED.replace("MOMENT", slow)], max_shutdown_s=1.5)
-    assert [finding.id for finding in report.findings] == ["slow-shutdown"]
 
 
 STARVED = """
@@ -104,32 +110,6 @@ def test_time_in_which_the_program_waits_for_a_processor_is_no_shutdown() -> Non
         assert report.duration_s > 3.5, "the hogs did not take the processor"
 
 
-# A filter of system calls (seccomp) that refuses prctl(PR_SET_CHILD_SUBREAPER), as in a sandbox.
-REFUSE = """
-import ctypes, os, struct, sys
-number = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
-steps = [(0x20, 0, 0, 0), (0x15, 0, 3, number), (0x20, 0, 0, 16), (0x15, 0, 1, 36),
-         (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)]
-code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-filter = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.c_char_p(filter), 0, 0):
-    sys.exit(77)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
-@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="has other numbers")
-def test_system_that_hides_orphans_is_named() -> None:
-    command = [sys.executable, "-c", REFUSE, *CHECKER, "--", "true"]
-    done = run_command(command)
-    if done.returncode == 77:
-        pytest.skip("this system has no seccomp")
-    assert "note: the system does not let clean-exit find orphaned processes" in done.stderr
-    assert done.returncode == 0
-    assert "note" not in run_command([*CHECKER, "--", "true"]).stderr
-
-
 def test_error_has_the_phase_in_which_it_happened() -> None:
     program = """
 import atexit, threading
@@ -144,14 +124,6 @@ last = A()
     assert [f.phase for f in report.findings] == ["main", "threads", "atexit", "teardown"]
 
 
-def test_timer_of_the_program_stays() -> None:
-    guard = "import faulthandler; faulthandler.dump_traceback_later(3, exit=True)\n"
-    code = f"{guard}import atexit, time\natexit.register(time.sleep, 60)"
-    report = check(["-c", code], max_shutdown_s=1)
-    assert report.returncode == 1
-    assert ids(report) == ["slow-shutdown"]
-
-
 def test_hang_below_a_launcher_shows_the_process_that_hangs() -> None:
     stuck = "import threading, time; stuck = lambda: time.sleep(60); "
     stuck += "threading.Thread(target=stuck).start()"
@@ -164,7 +136,7 @@ def test_hang_below_a_launcher_shows_the_process_that_hangs() -> None:
 
 
 def test_work_after_a_child_python_is_not_a_shutdown() -> None:
-    script = f"{sys.executable} -c pass; sleep 1.5; exit 0"
+    script = f"{sys.executable} -c pass; sleep 1.1; exit 0"
     report = check(["sh", "-c", script], max_shutdown_s=1)
     assert report.clean, report
     assert report.shutdown_s is None
@@ -193,27 +165,22 @@ else:
     sys.executable = sys.argv[1]
     for command, options in json.loads(sys.argv[2]):
         report = check(command, **options)
+        assert "the system does not let clean-exit find orphaned processes" in report.note
         found = [finding.id for finding in report.findings]
         print(json.dumps([report.timed_out, report.returncode, report.exit_code, found]))
 """
 MESSAGE = "Exception ignored in: <f>\nTraceback (most recent call last):\nValueError: x\n"
+# Commands, the options of `check` and what its report has.
 REPORTS: list[tuple[list[str], dict[str, float], list[Any]]] = [
     (["sleep", "300"], {"timeout_s": 1}, [True, -signal.SIGTERM, 124, ["hang"]]),
-    (
-        ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"],
-        {"timeout_s": 3},
-        [True, -signal.SIGKILL, 124, ["hang"]],
-    ),
-    (["sh", "-c", "exit 3"], {}, [False, 3, 3, []]),
     (["sh", "-c", "kill -9 $$"], {}, [False, -9, 137, ["crash"]]),
     (["sh", "-c", f"printf '%s' '{MESSAGE}' >&2"], {}, [False, 0, 120, ["unraisable"]]),
+    (["sh", "-c", "setsid sleep 30 >/dev/null 2>&1 & exit 0"], {}, [False, 0, 0, []]),
 ]
-LEFT_OVER = ["sh", "-c", "setsid sleep 30 >/dev/null 2>&1 & exit 0"]
 
 
-@pytest.mark.slow
 def test_check_works_on_a_system_without_proc_and_prctl(tmp_path: Path) -> None:
-    """Except that left-over processes are not found."""
+    """Except that left-over processes are not found, as the note says."""
     program, python = tmp_path / "elsewhere.py", tmp_path / "python"
     program.write_text(ELSEWHERE)
     # The script is the first argument that is not an option.
@@ -222,21 +189,11 @@ while [ "${{1#-}}" != "$1" ]; do shift; done
 exec {sys.executable} -I -S {program} run "$@"
 """)
     python.chmod(0o755)
-    cases = [*REPORTS, (LEFT_OVER, {}, [False, 0, 0, []])]
-    questions = json.dumps([(command, options) for command, options, _ in cases])
+    questions = json.dumps([(command, options) for command, options, _ in REPORTS])
     done = run_command([sys.executable, str(program), str(python), questions])
     assert done.returncode == 0, done.stderr
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        printed for *_, printed in cases
-    ]
-
-
-def test_error_without_a_temporary_folder_names_the_variable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    with pytest.raises(CheckerError, match=r"set TMPDIR: .*/nowhere/"):
-        check(["true"])
+    expected = [printed for *_, printed in REPORTS]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == expected
 
 
 @pytest.mark.slow
@@ -251,19 +208,12 @@ def test_checker_runs_on_every_python(python: str, tmp_path: Path) -> None:
 # Options, the exception and a part of its message.
 WRONG = [
     ({"ignore": "vendor"}, TypeError, "ignore=['vendor']"),
-    ({"ignore": [b"vendor"]}, TypeError, "must be a string, got b'vendor'"),
     ({"ignore": [""]}, ValueError, "must not be empty"),
     ({"timeout_s": "5"}, TypeError, "timeout_s must be a number of seconds"),
-    ({"timeout_s": float("nan")}, ValueError, "timeout_s must be more than 0 seconds"),
     ({"stop_signal": "TERM", "stop_after_s": 1}, ValueError, "signal.SIGTERM, got 'TERM'"),
     ({"stop_signal": 15, "stop_after_s": 1, "stop_when": "x"}, ValueError, "stop_signal needs eit"),
-    ({"stop_when": "x"}, ValueError, "stop_signal needs either stop_after_s or stop_when"),
     ({"stdin": "hello"}, ValueError, "stdin must be a file, DEVNULL or None, got 'hello'"),
-    ({"env": {"A=B": "1"}}, ValueError, "illegal environment variable name"),
-    ({"command": ["true", "\0"]}, ValueError, "embedded null byte"),
-    ({"command": []}, ValueError, "no command"),
     ({"cwd": "/nowhere"}, FileNotFoundError, "/nowhere"),
-    ({"command": ["true", "x" * 1_000_000]}, OSError, "Argument list too long"),
     ({"command": 5}, TypeError, "must be a list of words, a string or a path, got 5"),
 ]
 
@@ -277,48 +227,23 @@ def test_check_refuses_wrong_arguments_before_it_runs_anything(
     assert printed in str(caught.value)
 
 
-MANY = """
-class A:
-    def __del__(self): raise ValueError("the driver is gone")
-for number in range(2000): A()
-"""
-INHERITED = """
-import os, sys, types
-distributed = types.ModuleType("torch.distributed")
-distributed.is_initialized = lambda: is_on
-distributed.get_backend = lambda: "gloo"
-sys.modules["torch.distributed"] = distributed
-is_on = {before}
-if os.fork() == 0:
-    is_on = True
-    sys.exit()
-os.wait()
-is_on = False
-"""
-CHILD = """
+FORKED = """
 import os
 class A:
     def __del__(self): raise ValueError("dirty")
-print(os.getpid(), flush=True)
-A()
+if os.fork(): os.wait()
+else:
+    print(os.getpid(), flush=True)
+    A()
 """
-FORK = f"import os\nif os.fork():\n    os.wait()\nelse:\n    exec({CHILD!r})"
-SUBPROCESS = "import subprocess, sys; subprocess.run(sys.argv[1:])"
-COMMAND = [sys.executable, "-c", CHILD]
 
 
-@pytest.mark.parametrize(
-    ("parent", "expected"),
-    [(SUBPROCESS, " ".join(" ".join(COMMAND).split())), (FORK, "a forked process")],
-    ids=["subprocess", "fork"],
-)
-def test_error_in_a_child_has_its_id_and_command_line(parent: str, expected: str) -> None:
-    report = check(["-c", parent, *COMMAND])
+def test_error_in_a_forked_child_has_its_id() -> None:
+    report = check(["-c", FORKED])
     (finding,) = report.findings
     assert (finding.id, finding.pid) == ("unraisable", int(report.stdout)), report
     assert finding.summary.startswith("ValueError: dirty in ")
-    assert expected in " ".join(finding.process.split())
-    assert f"in process {finding.pid}: {finding.process}" in str(finding)
+    assert f"in process {finding.pid}: a forked process" in str(finding)
 
 
 CRASHES = """
@@ -328,46 +253,26 @@ print(subprocess.run([sys.executable, "-c", code]).returncode)
 """
 
 
-def test_crashed_python_child_is_reported_with_its_stack() -> None:
+@pytest.mark.parametrize(("number", "found"), [(11, ["crash"]), (15, [])])
+def test_crashed_python_child_is_reported_with_its_stack(number: int, found: list[str]) -> None:
     """A child that its parent terminates is not."""
-    for number, found in (("11", ["crash"]), ("15", [])):
-        report = check(["-c", CRASHES, number])
-        assert report.returncode == 0
-        assert report.stdout == f"-{number}\n"
-        assert [finding.id for finding in report.findings] == found, report
-        for finding in report.findings:
-            assert finding.summary == "a process that it started crashed: Segmentation fault"
-            assert (finding.pid is not None, finding.process != "") == (True, True)
-            assert "most recent call first" in finding.evidence
+    report = check(["-c", CRASHES, str(number)])
+    assert (report.returncode, report.stdout, ids(report)) == (0, f"-{number}\n", found), report
+    for finding in report.findings:
+        assert finding.summary == "a process that it started crashed: Segmentation fault"
+        assert (finding.pid is not None, finding.process != "") == (True, True)
+        assert "most recent call first" in finding.evidence
 
 
-OTHER_LOGGING = """
-import sys, threading, time, types
-sys.modules["logging"] = types.ModuleType("logging")
-threading.Thread(target=lambda: (time.sleep(0.2), print("saved"))).start()
-"""
-
-
-def test_program_with_a_logging_of_its_own_ends_as_without_the_probe() -> None:
-    report = check(["-c", OTHER_LOGGING])
-    assert (report.stdout, report.findings) == ("saved\n", ())
-
-
-def test_equal_errors_are_counted() -> None:
-    report = check(["-c", MANY])
-    assert {finding.id for finding in report.findings} == {"unraisable"}
-    assert len(report.findings) == 20
-    other = "\nclass B:\n    def __del__(self): raise KeyError\nB()"
-    report = check(["-c", MANY + other], ignore=["the driver is gone"])
-    assert [finding.summary for finding in report.findings] == ["KeyError in B.__del__()"]
-
-
-def test_long_command_line_keeps_the_record() -> None:
-    code = "import atexit, sys; sys.unraisablehook = print; atexit.register(lambda: 1 / 0)"
-    report = check(["-c", code, *["argument"] * 10_000])
-    assert report.probed
-    assert [finding.id for finding in report.findings] == ["atexit-error"]
-    assert "in <lambda>()" in report.findings[0].summary
+def test_the_first_twenty_equal_errors_are_listed() -> None:
+    """A long command line leaves room for them."""
+    one = "class {0}:\n    def __del__(self): raise {0}Error('the driver is gone')\n"
+    many = one.format("Value") + "for number in range(2000): Value()\n"
+    command = ["-c", f"{many}{one.format('Key')}\nKey()", *["argument"] * 10_000]
+    report = check(command)
+    assert ids(report) == ["unraisable"] * 21
+    assert report.findings[-1].summary.startswith("KeyError: ")
+    assert ids(check(command, ignore=["^.*ValueError: the driver is gone"])) == ["unraisable"]
 
 
 CRASH_WITH_MANY_FILES = """
@@ -384,19 +289,5 @@ else:
 def test_crash_after_files_were_closed_writes_into_none_of_them(tmp_path: Path) -> None:
     path = tmp_path / "mine"
     report = check(["-c", CRASH_WITH_MANY_FILES, str(path)])
-    assert [finding.id for finding in report.findings] == ["crash"]
+    assert ids(report) == ["crash"]
     assert path.read_bytes() == b""
-
-
-def test_forked_child_is_not_blamed_for_its_parents_process_group() -> None:
-    assert check(["-c", INHERITED.format(before=True)]).clean
-    report = check(["-c", INHERITED.format(before=False)])
-    assert [finding.id for finding in report.findings] == ["process-group-not-destroyed"]
-
-
-def test_program_from_a_pipe_is_run_and_checked() -> None:
-    dirty = "class A:\n    def __del__(self): 1 / 0\na = A()\nprint('ran')"
-    command = ["bash", "-c", f'exec {sys.executable} <(cat <<"END"\n{dirty}\nEND\n)']
-    report = check(command, timeout_s=600)
-    assert report.stdout == "ran\n", str(report)
-    assert [finding.id for finding in report.findings] == ["unraisable"], str(report)

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.clean_exit import CHECKER, ENVIRONMENT, QUIET, run_command, shell
+from tests.support.programs import TIMEOUT_S
 from tests.support.waiting import is_there, wait_for
 
 NAMES = "INT TERM HUP USR1".split()
@@ -28,13 +28,15 @@ while "SIGPROF" not in got: time.sleep(0.01)
 """
 
 
-def start(code: str = COUNTER, **options: Any) -> subprocess.Popen[str]:
+def start(code: str, *command: str) -> subprocess.Popen[str]:
+    """Start a program below a command, and wait until it is ready."""
     process = subprocess.Popen(
-        [*QUIET, sys.executable, "-c", code],
+        [*(command or QUIET), sys.executable, "-c", code],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env=ENVIRONMENT,
         text=True,
-        **options,
+        start_new_session=True,
     )
     assert next_line(process) == "ready"
     return process
@@ -45,25 +47,11 @@ def next_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip()
 
 
-def rest(process: subprocess.Popen[str]) -> list[str]:
-    """Send SIGPROF and return the names of the signals that arrived before it."""
+def assert_no_other(process: subprocess.Popen[str]) -> None:
+    """Send SIGPROF, and assert that no other signal arrived before it."""
     process.send_signal(signal.SIGPROF)
     message, _ = process.communicate()
-    assert process.returncode == 0
-    *before, last = message.split()
-    assert last == "SIGPROF"
-    return before
-
-
-def read_all(terminal: int, message: bytes = b"") -> bytes:
-    """Return all bytes until the other side of a terminal is closed."""
-    try:
-        while part := os.read(terminal, 1000):
-            message += part
-    except OSError:
-        pass  # The other side of the terminal is closed.
-    os.close(terminal)
-    return message
+    assert (message, process.returncode) == ("SIGPROF\n", 0)
 
 
 def read_until(terminal: int, what: bytes) -> bytes:
@@ -75,51 +63,56 @@ def read_until(terminal: int, what: bytes) -> bytes:
 
 # A program may be in the process group of the command, as usual, or in one of its own, as with
 # timeout(1), setsid(1) and job control.
-GROUPS = {"its-group": "", "own-group": "setpgid(0, 0)", "own-session": "setsid()"}
+GROUPS = {"its-group": "", "own-group": "os.setpgid(0, 0)", "own-session": "os.setsid()"}
+SLOW_GROUP = pytest.param("own-group", marks=pytest.mark.slow)
 
 
 def in_group(group: str) -> str:
-    return f"import os\nos.{GROUPS[group]}\n{COUNTER}" if GROUPS[group] else COUNTER
+    return f"import os\n{GROUPS[group]}\n{COUNTER}"
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", ["its-group", SLOW_GROUP, "own-session"])
 def test_signals_to_the_command_arrive_once(group: str) -> None:
-    process = start(in_group(group), start_new_session=True)
+    process = start(in_group(group))
     for name in NAMES:
         process.send_signal(getattr(signal, f"SIG{name}"))
         assert next_line(process) == f"SIG{name}"
-    assert rest(process) == []
+    assert_no_other(process)
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize(("name", "twice"), [("USR1", False), ("TERM", True), ("INT", False)])
+@pytest.mark.parametrize(
+    ("group", "name", "twice"),
+    [
+        ("its-group", "TERM", True),
+        ("its-group", "WINCH", False),
+        ("own-session", "TERM", True),
+        pytest.param("own-group", "USR1", False, marks=pytest.mark.slow),
+    ],
+)
 def test_signal_to_the_process_group_arrives_once(group: str, name: str, twice: bool) -> None:
     """Also if the command gets it by itself before, as from timeout(1).
 
-    The command is stopped meanwhile, because it may run late on a busy machine.
+    The command is stopped meanwhile, because it may run late on a busy machine. If the program is
+    in another group, only the command can pass the signal on.
     """
-    process = start(in_group(group), start_new_session=True)
-    if GROUPS[group]:  # Only the command can pass it on.
-        if twice:
-            process.send_signal(getattr(signal, f"SIG{name}"))
-        os.killpg(process.pid, getattr(signal, f"SIG{name}"))
-        assert next_line(process) == f"SIG{name}"
-        assert rest(process) == []
-        return
-    process.send_signal(signal.SIGSTOP)
+    process, number = start(in_group(group)), getattr(signal, f"SIG{name}")
+    is_direct = group == "its-group"
+    if is_direct:
+        process.send_signal(signal.SIGSTOP)
     if twice:
-        process.send_signal(getattr(signal, f"SIG{name}"))
-    os.killpg(process.pid, getattr(signal, f"SIG{name}"))
+        process.send_signal(number)
+    os.killpg(process.pid, number)
     assert next_line(process) == f"SIG{name}"
-    process.send_signal(signal.SIGCONT)
-    assert rest(process) == []
+    if is_direct:
+        process.send_signal(signal.SIGCONT)
+    assert_no_other(process)
 
 
 def test_closed_terminal_ends_the_program() -> None:
+    # The terminal may be closed before print() returns.
     code = """
-import os, time
-try: print(f"pid={os.getpid()}.", flush=True)
-except OSError: pass  # The terminal may be closed before this call returns.
+import contextlib, os, time
+with contextlib.suppress(OSError): print(f"pid={os.getpid()}.", flush=True)
 time.sleep(600)
 """
     pid, terminal = pty.fork()
@@ -133,36 +126,23 @@ time.sleep(600)
     assert not is_there(program)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_report_is_printed_after_a_signal_ends_the_program(number: signal.Signals) -> None:
-    code = "import time; print('ready', flush=True); time.sleep(60)"
-    with subprocess.Popen(
-        [*CHECKER, sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
-        _, message = process.communicate(timeout=600)
-    assert process.returncode == 128 + number
+def test_report_is_printed_after_a_signal_ends_the_program() -> None:
+    process = start("import time; print('ready', flush=True); time.sleep(60)", *CHECKER)
+    process.send_signal(signal.SIGTERM)
+    _, message = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 128 + signal.SIGTERM
     assert "clean-exit: " in message
     assert "crash" not in message
 
 
-def test_change_of_the_window_arrives_once() -> None:
-    process = start(start_new_session=True)
-    os.killpg(process.pid, signal.SIGWINCH)
-    assert next_line(process) == "SIGWINCH"
-    assert rest(process) == []
-
-
 @pytest.mark.parametrize(
     ("by_terminal", "group"),
-    [(True, "its-group"), (False, "its-group"), (True, "own-group"), (True, "own-session")],
+    [
+        (True, "its-group"),
+        pytest.param(False, "its-group", marks=pytest.mark.slow),
+        pytest.param(True, "own-group", marks=pytest.mark.slow),
+        (True, "own-session"),
+    ],
 )
 def test_ctrl_c_arrives_once(by_terminal: bool, group: str) -> None:
     """Also if stdin is not the terminal, and if kill sends SIGINT."""
@@ -179,8 +159,9 @@ def test_ctrl_c_arrives_once(by_terminal: bool, group: str) -> None:
         os.kill(pid, signal.SIGINT)
     message = read_until(terminal, b"SIGINT")
     os.kill(pid, signal.SIGPROF)
-    message = read_all(terminal, message)
+    message += read_until(terminal, b"SIGPROF")
     _, status = os.waitpid(pid, 0)
+    os.close(terminal)
     assert message.count(b"SIGINT") == 1, message
     assert os.waitstatus_to_exitcode(status) == 0
 
@@ -203,6 +184,12 @@ LOOK = (
 )
 
 
+def run_after(before: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose parent has changed its signals."""
+    program = f"import os, signal; {before}\nos.execv({command[0]!r}, {command!r})"
+    return run_command([sys.executable, "-c", program])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "before",
@@ -215,38 +202,28 @@ def test_ignored_and_blocked_signals_are_inherited(before: str) -> None:
     for program, code in (
         (LOOK, 0),
         ("raise SystemExit(3)", 3),
-        ("import os, signal; os.kill(os.getpid(), 11)", -11),
+        ("import os; os.kill(os.getpid(), 11)", 139),
     ):
-        seen = []
-        for prefix in (list[str](), QUIET):
-            command = [*prefix, sys.executable, "-c", program]
-            outer = f"import os, signal; {before}\nos.execv({command[0]!r}, {command!r})"
-            seen.append(run_command([sys.executable, "-c", outer]))
-        plain, below = seen
-        assert below.stdout == plain.stdout
-        assert plain.returncode == code
-        assert below.returncode == (code if code >= 0 else 128 - code)
+        command = [sys.executable, "-c", program]
+        below = run_after(before, *QUIET, *command)
+        assert below.stdout == run_after(before, *command).stdout
+        assert below.returncode == code
 
 
 @pytest.mark.slow
 def test_ignored_sigchld_loses_no_exit_code() -> None:
     command = [*QUIET, sys.executable, "-c", "raise SystemExit(3)"]
-    ignoring = "import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
-    program = f"{ignoring}\nos.execv({command[0]!r}, {command!r})"
-    assert run_command([sys.executable, "-c", program]).returncode == 3
+    ignoring = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    assert run_after(ignoring, *command).returncode == 3
 
 
 def test_signal_after_the_program_ends_left_over_processes_at_once() -> None:
-    program = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    program += "; import os; print(os.getpid(), flush=True)"
-    command = [*CHECKER, sys.executable, "-c", program]
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        ended = Path("/proc", process.stdout.readline().strip())
-        wait_for(lambda: not ended.exists())
-        process.send_signal(signal.SIGINT)
-        _, message = process.communicate()
+    program = "import os, subprocess; print(f'ready\\n{os.getpid()}', flush=True)"
+    program += "; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    process = start(program, *CHECKER)
+    ended = Path("/proc", next_line(process))
+    wait_for(lambda: not ended.exists())
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate()
     assert "orphan-process" in message
     assert "Traceback" not in message
