@@ -264,6 +264,18 @@ def test_crashed_python_child_is_reported_with_its_stack(number: int, found: lis
         assert "most recent call first" in finding.evidence
 
 
+OTHER_LOGGING = """
+import sys, threading, time, types
+sys.modules["logging"] = types.ModuleType("logging")
+threading.Thread(target=lambda: (time.sleep(0.2), print("saved"))).start()
+"""
+
+
+def test_program_with_a_logging_of_its_own_ends_as_without_the_probe() -> None:
+    report = check(["-c", OTHER_LOGGING])
+    assert (report.stdout, report.findings) == ("saved\n", ())
+
+
 def test_the_first_twenty_equal_errors_are_listed() -> None:
     """A long command line leaves room for them."""
     one = "class {0}:\n    def __del__(self): raise {0}Error('the driver is gone')\n"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.clean_exit import CHECKER, exit_code, lint_main, main, run_command
+from tests.support.waiting import is_there, wait_for
 from torch_utils import __version__
 
 SLOW = ["-c", "import atexit, time; atexit.register(time.sleep, 1)"]
@@ -165,6 +166,16 @@ def test_json_report_has_the_run_child_processes_and_notes(tmp_path: Path) -> No
     assert run["findings"] == []
     assert run["note"].startswith("its exit handlers did not all run: ")
     assert f"\n  note: {run['note']}\n" in printed
+
+
+def test_killed_supervisor_is_a_checker_error() -> None:
+    """The program ends."""
+    # After a second the supervisor has told which process it started.
+    kill = "echo $$; sleep 1; kill -9 $PPID; exec sleep 600 > /dev/null 2>&1"
+    done = clean_exit("--", "sh", "-c", kill)
+    assert done.returncode == 125
+    assert done.stderr.startswith("clean-exit: the supervising process was killed")
+    wait_for(lambda: not is_there(int(done.stdout)))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.support.clean_exit import CHECKER, run_command
+from tests.support.programs import output_of
 
 DIRTY = "import atexit; atexit.register(lambda: 1 / 0)"
 # Each marked test starts an interpreter, where these two plugins take most of the time.
@@ -156,6 +157,20 @@ def test_fixture_takes_files_lists_and_strings_and_fails_with_the_evidence(
     result.stdout.fnmatch_lines(
         ["*atexit-error: ZeroDivisionError*", "*Traceback*", "*expected to exit with 0*", "*why*"]
     )
+
+
+IMPORTS = """
+import pytest, sys
+before = set(sys.modules)
+import clean_exit.pytest_plugin
+loaded = set(sys.modules) - before
+print(*{name.partition(".")[0] for name in loaded} - sys.stdlib_module_names)
+print(*{"asyncio", "multiprocessing", "socket", "unittest"} & loaded)
+"""
+
+
+def test_plugin_imports_only_light_modules() -> None:
+    assert output_of(IMPORTS) == "clean_exit\n\n"
 
 
 CONFTEST = """
