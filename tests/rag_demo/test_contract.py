@@ -9,7 +9,8 @@ import pytest
 from tests.support.retriever_kinds import KINDS
 
 CHECKS = runpy.run_path(str(Path(__file__).with_name("contract.py")))["CHECKS"]
-SLOW = ("killed", "another_process")  # They start interpreters.
+QUICK_OF_FAISS = ("exact", "filters", "replaces", "beside_changes", "refused")
+"""The other kinds share the rest with the default one."""
 
 
 class LocalPlace:
@@ -35,21 +36,14 @@ class LocalPlace:
         retriever.save(self.folder)
 
 
-PARAMETERS = [
-    pytest.param(
-        kind,
-        check,
-        id=f"{check.__name__}, {kind}",
-        marks=pytest.mark.slow
-        if kind not in ("default", "faiss")
-        or (kind != "default" and any(word in check.__name__ for word in SLOW))
-        else (),
-    )
-    for kind in KINDS
-    for check in CHECKS
-]
+def is_quick(kind: str, name: str) -> bool:
+    return kind == "default" or (kind == "faiss" and any(word in name for word in QUICK_OF_FAISS))
 
 
-@pytest.mark.parametrize(("kind", "check"), PARAMETERS)
+@pytest.mark.parametrize(("kind", "check"), [
+    pytest.param(kind, check, id=f"{check.__name__}, {kind}",
+                 marks=() if is_quick(kind, check.__name__) else pytest.mark.slow)
+    for kind in KINDS for check in CHECKS
+])  # fmt: skip
 def test_retriever_keeps_the_contract(kind: str, check: Any, tmp_path: Path) -> None:
     check(LocalPlace(kind, tmp_path / "index"))
