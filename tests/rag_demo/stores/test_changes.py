@@ -3,22 +3,19 @@
 import contextlib
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, IndexChangedError, PyTorchGPURetriever, RagDemoError
+from rag_demo import FaissRetriever, IndexChangedError, RagDemoError
 from rag_demo.stores.index_folder import IndexWriter
 from tests.support.interrupts import Place, interrupt_everywhere
-from tests.support.retriever_kinds import OnCpu
+from tests.support.retriever_kinds import BOTH, OnCpu
 from tests.support.small_collections import Hashed, are_nearest, text_of
 
-KINDS: list[Any] = [
-    pytest.param(FaissRetriever, {}, id="faiss"),
-    pytest.param(PyTorchGPURetriever, {"device": "cpu"}, id="torch"),
-]
 OLD = {f"d{n}": text_of(n) for n in range(12)}
 NEW = {"d3": "golf golf", "new": "echo cache"}
 QUERY = "golf echo"
@@ -31,15 +28,11 @@ def add(retriever: Any, documents: Documents) -> None:
     retriever.add(texts, [{"n": len(text)} for text in texts], list(documents))
 
 
-def search(retriever: Any) -> None:
-    retriever.search(QUERY, mode="hybrid", where={"n": {"$gt": 8}})
-
-
-def used(kind: Any, options: Any) -> Any:
-    """A retriever that was searched and changed before."""
-    retriever = kind(Hashed(), **options)
+def used(kind: Any) -> Any:
+    """Return a retriever that was searched and changed before."""
+    retriever = kind(Hashed())
     add(retriever, OLD)
-    search(retriever)
+    retriever.search(QUERY, where={"n": {"$gt": 8}})
     retriever.delete(["d11"])
     add(retriever, {"d11": OLD["d11"]})
     return retriever
@@ -59,34 +52,25 @@ def is_whole(retriever: Any, documents: Documents) -> bool:
     )
 
 
-def without(*names: str) -> Documents:
-    return {name: text for name, text in OLD.items() if name not in names}
-
-
-FEW = list(OLD)[:8]
+MOST, REST = list(OLD)[:8], dict(list(OLD.items())[8:])
 CHANGES: dict[str, tuple[Callable[[Any], object], Documents]] = {
     "replace": (lambda retriever: add(retriever, NEW), OLD | NEW),
-    "delete": (lambda retriever: retriever.delete(["d2", "d3"]), without("d2", "d3")),
-    "delete most": (lambda retriever: retriever.delete(FEW), without(*FEW)),
+    "delete most": (lambda retriever: retriever.delete(MOST), REST),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "options", "at_most"),
-    [(*KINDS[1].values, 150), (*KINDS[0].values, 50)],
-    ids=["torch", "faiss"],
+    ("kind", "at_most"), [(OnCpu, 150), (FaissRetriever, 50)], ids=["torch", "faiss"]
 )
 @pytest.mark.parametrize("name", CHANGES)
-def test_interrupted_change_is_all_or_nothing(
-    kind: Any, options: Any, name: str, at_most: int
-) -> None:
+def test_interrupted_change_is_all_or_nothing(kind: Any, name: str, at_most: int) -> None:
     """It finds the old state or the new one; then the change can be done again."""
     (change, after), left_old = CHANGES[name], 0
 
     def check(place: Place) -> None:
         nonlocal left_old
-        with used(kind, options) as retriever:
+        with used(kind) as retriever:
             place.run(lambda: change(retriever))
             is_old = is_whole(retriever, OLD)
             assert is_old or is_whole(retriever, after), "neither the old state nor the new one"
@@ -121,13 +105,13 @@ def test_interrupted_save_can_be_repeated(tmp_path: Path, monkeypatch: Any) -> N
 @pytest.mark.slow
 def test_interrupted_load_is_all_or_nothing(tmp_path: Path) -> None:
     """And a later save does not replace what was not loaded."""
-    with used(*KINDS[1].values) as retriever:
+    with used(OnCpu) as retriever:
         add(retriever, {"other": "golf"})
         retriever.save(tmp_path / "other")
 
     def check(place: Place) -> None:
         folder = tmp_path / str(place.number)
-        with used(*KINDS[1].values) as retriever:
+        with used(OnCpu) as retriever:
             retriever.save(folder)
             shutil.copytree(tmp_path / "other", folder, dirs_exist_ok=True)
             place.run(lambda: retriever.load(folder))
@@ -136,29 +120,29 @@ def test_interrupted_load_is_all_or_nothing(tmp_path: Path) -> None:
             add(retriever, NEW)
             with contextlib.suppress(IndexChangedError):
                 retriever.save(folder)
-            with used(*KINDS[1].values) as reader:
+            with used(OnCpu) as reader:
                 reader.load(folder)
                 assert reader.get(["other"]) != [None], "a lost update"
 
     interrupt_everywhere(check, package="rag_demo.stores.local", minimum=30, at_most=60)
 
 
-WRONG: dict[str, tuple[Any, type[Exception], str]] = {
-    "metadata of None": ((["a", "b"], [{}, None], ["p", "q"]), TypeError, "must be a mapping"),
-    "a set": ((["a"], [{"x": {1}}], ["p"]), TypeError, "not JSON: set "),
-    "a key": ((["a"], [{1: 2}], ["p"]), TypeError, "keys must be str"),
-    "not a number": ((["a"], [{"x": float("nan")}], ["p"]), ValueError, "not JSON: .* float"),
-    "too many digits": ((["a"], [{"n": [10**4300]}], ["p"]), ValueError, "not JSON: .*digits"),
-    "ids": ((["a", "b"], None, [1, "1"]), TypeError, r"ids\[0\] must be str"),
-    "one id": ((["a", "b"], None, "pq"), TypeError, "ids must be a sequence of str, got one str"),
-    "one id twice": ((["a", "b"], None, ["x", "x"]), ValueError, "'x' appears twice"),
-    "too few metadata": ((["a", "b"], [{}], None), ValueError, "2 texts but 1 metadata"),
-    "no texts": ((None,), TypeError, "texts must be a sequence of str, got None"),
-    "one text": (("text",), TypeError, "texts must be a sequence of str, got one str"),
-    "bytes": ((["a", b"b"], None, ["p", "q"]), TypeError, r"texts\[1\] must be str"),
-    "no vector": ((["a", ""], None, ["p", "d1"]), ValueError, "the vector of text 'd1' is zero"),
-    "not finite": ((["nan"], None, ["d1"]), ValueError, "the vector of text 'd1' is not finite"),
-}
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    ((["a", "b"], [{}, None], ["p", "q"]), TypeError, "must be a mapping"),
+    ((["a"], [{"x": {1}}], ["p"]), TypeError, "not JSON: set "),
+    ((["a"], [{1: 2}], ["p"]), TypeError, "keys must be str"),
+    ((["a"], [{"x": float("nan")}], ["p"]), ValueError, "not JSON: .* float"),
+    ((["a"], [{"n": [10**4300]}], ["p"]), ValueError, "not JSON: .*digits"),
+    ((["a", "b"], None, [1, "1"]), TypeError, r"ids\[0\] must be str"),
+    ((["a", "b"], None, "pq"), TypeError, "ids must be a sequence of str, got one str"),
+    ((["a", "b"], None, ["x", "x"]), ValueError, "'x' appears twice"),
+    ((["a", "b"], [{}], None), ValueError, "2 texts but 1 metadata"),
+    ((None,), TypeError, "texts must be a sequence of str, got None"),
+    (("text",), TypeError, "texts must be a sequence of str, got one str"),
+    ((["a", b"b"], None, ["p", "q"]), TypeError, r"texts\[1\] must be str"),
+    ((["a", ""], None, ["p", "d1"]), ValueError, "the vector of text 'd1' is zero"),
+    ((["nan"], None, ["d1"]), ValueError, "the vector of text 'd1' is not finite"),
+]
 
 
 class Peculiar(Hashed):
@@ -170,19 +154,6 @@ class Peculiar(Hashed):
         return super().embed_documents(texts) * np.asarray(factors)[:, None]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_refused_change_changes_nothing(name: str) -> None:
-    arguments, error, message = WRONG[name]
-    with used(*KINDS[1].values) as retriever:
-        retriever.embedding_model = Peculiar()
-        with pytest.raises(error, match=message):
-            retriever.add(*arguments)
-        with pytest.raises(TypeError, match="must be str"):
-            retriever.delete(["d1", 2])
-        retriever.embedding_model = Hashed()
-        assert is_whole(retriever, OLD)
-
-
 class Short(Hashed):
     dimension = 5
 
@@ -190,16 +161,20 @@ class Short(Hashed):
         return super().embed_documents(texts)[:, :5]
 
 
-@pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_vectors_of_another_dimension_are_refused(kind: Any, options: Any) -> None:
+@BOTH
+def test_refused_change_changes_nothing(kind: Any) -> None:
     """An empty retriever accepts any dimension."""
-    with used(kind, options) as retriever:
+    with used(kind) as retriever:
+        retriever.embedding_model = Peculiar()
+        for arguments, error, message in WRONG:
+            with pytest.raises(error, match=message):
+                retriever.add(*arguments)
+        with pytest.raises(TypeError, match="must be str"):
+            retriever.delete(["d1", 2])
         retriever.embedding_model = Short()
-        for mode in ("dense", "hybrid"):
+        for call in (retriever.search, lambda text: retriever.add([text], ids=["d1"])):
             with pytest.raises(ValueError, match="5 dimensions, but those of the index 8"):
-                retriever.search("golf", mode=mode)
-        with pytest.raises(ValueError, match="5 dimensions, but those of the index 8"):
-            retriever.add(["a"], ids=["d1"])
+                call("golf")
         retriever.embedding_model = Hashed()
         assert is_whole(retriever, OLD)
         retriever.embedding_model = Short()
@@ -210,9 +185,9 @@ def test_vectors_of_another_dimension_are_refused(kind: Any, options: Any) -> No
 
 def test_failed_load_changes_nothing(tmp_path: Path) -> None:
     """Of a missing index, and of one that the memory budget cannot hold."""
-    with used(*KINDS[1].values) as retriever:
+    with used(OnCpu) as retriever:
         retriever.save(tmp_path / "index")
-    with used(PyTorchGPURetriever, {"device": "cpu", "memory_budget": 100}) as retriever:
+    with used(partial(OnCpu, memory_budget=100)) as retriever:
         with pytest.raises(ValueError, match="memory_budget must be at least"):
             retriever.load(tmp_path / "index")
         with pytest.raises(RagDemoError):
