@@ -9,23 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, PyTorchGPURetriever
 from tests.support.rag_command import fail, info, succeed, write_lines
-from tests.support.small_collections import Hashed
+from tests.support.retriever_kinds import OnCpu
+from tests.support.small_collections import DIMENSION, Hashed
+from tests.support.threads import errors_in_threads
 
 SECRET = "Quorblix has the diagnosis K70"
-KINDS = [PyTorchGPURetriever, pytest.param(FaissRetriever, marks=pytest.mark.slow)]
 
 
 def traces(folder: Path, vector: Any = None) -> set[str]:
     """Return the files below a folder that have the word or the vector."""
-    wanted = [b"quorblix"] if vector is None else [b"quorblix", vector.astype("<f4").tobytes()]
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {
-        path.name
-        for path in files
-        if any(each in path.read_bytes().lower() or each in path.read_bytes() for each in wanted)
-    }
+    wanted = b"quorblix" if vector is None else vector.astype("<f4").tobytes()
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {path.name for path, content in files.items()
+            if b"quorblix" in content.lower() or wanted in content}  # fmt: skip
 
 
 @pytest.fixture
@@ -51,52 +48,47 @@ def test_delete_with_erase_leaves_no_byte(index: Path, tmp_path: Path) -> None:
     assert "text 7" in succeed("search", index, "text 7", "--mode", "bm25")
 
 
-def test_compact_erases_what_was_deleted_before(index: Path) -> None:
+def test_compact_erases_what_was_deleted_before(index: Path, tmp_path: Path) -> None:
+    """A snapshot has nothing of it even before."""
     succeed("delete", index, "secret")
-    assert traces(index)
+    succeed("snapshot", index, "--to", tmp_path / "snapshots")
+    assert info(tmp_path / "snapshots" / "latest")["texts"] == 20
+    assert traces(index) and not traces(tmp_path / "snapshots")
     assert "compacted" in succeed("compact", index)
-    assert traces(index) == set()
+    assert not traces(index)
     assert "no index in" in fail("compact", index / "nowhere")
 
 
-def test_snapshot_has_nothing_of_deleted_texts(index: Path, tmp_path: Path) -> None:
-    succeed("delete", index, "secret")
-    succeed("snapshot", index, "--to", tmp_path / "snapshots")
-    assert traces(tmp_path / "snapshots") == set()
-    assert info(tmp_path / "snapshots" / "latest")["texts"] == 20
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_compact_in_python_saves_and_goes_on(kind: Any, tmp_path: Path) -> None:
-    with kind(Hashed()) as retriever:
-        retriever.add([f"text {n}" for n in range(50)], ids=[str(n) for n in range(50)])
+def test_compact_in_python_saves_and_goes_on(tmp_path: Path) -> None:
+    with OnCpu(Hashed()) as retriever, OnCpu(Hashed()) as other:
+        retriever.add([f"text {n}" for n in range(50)])
         retriever.add([SECRET], ids=["secret"])
-        vector = np.asarray(Hashed().embed_documents([SECRET]))[0]
         retriever.save(tmp_path / "i")
+        vector = np.fromfile(tmp_path / "i" / "vectors-1.f32", "<f4")[-DIMENSION:]
         retriever.delete(["secret"])
         retriever.compact(tmp_path / "i")
-        assert traces(tmp_path / "i", vector) == set()
+        assert not traces(tmp_path / "i", vector)
         assert len(retriever) == 50
         retriever.add(["one more"], ids=["more"])
         retriever.save(tmp_path / "i")  # It knows the index as its own.
         assert retriever.search("one more", 1)[0].id == "more"
-    with kind(Hashed()) as other:
         assert other.load(tmp_path / "i", check=True) == 51
 
 
 def test_compact_loses_nothing_that_another_thread_adds(tmp_path: Path) -> None:
-    stop, added = threading.Event(), list[str]()
+    compacted, added = threading.Event(), list[str]()
+    with OnCpu(Hashed()) as retriever:
 
-    def add() -> None:
-        while not stop.is_set():
-            added.extend(retriever.add(["text"], ids=[f"n{len(added)}"]))
+        def add() -> None:
+            while not compacted.is_set():
+                added.extend(retriever.add(["text"], ids=[f"n{len(added)}"]))
 
-    with PyTorchGPURetriever(Hashed()) as retriever:
-        retriever.add(["first"], ids=["first"])
-        thread = threading.Thread(target=add)
-        thread.start()
-        for _ in range(5):
-            retriever.compact(tmp_path / "i")
-        stop.set()
-        thread.join()
-        assert set(retriever.ids()) == {"first", *added}
+        def compact() -> None:
+            try:
+                for _ in range(5):
+                    retriever.compact(tmp_path / "i")
+            finally:
+                compacted.set()
+
+        assert errors_in_threads(add, compact) == []
+        assert set(retriever.ids()) == set(added)
