@@ -204,6 +204,12 @@ def check_dates_and_scalars_of_numpy_are_metadata(place: Place) -> None:
             retriever.add(["c"], [{"x": object()}])
 
 
+def check_chosen_ids_differ(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        retriever.add(["text"], ids=["1"])
+        assert len({"1", *retriever.add(["a", "b"]), *retriever.add(["c"])}) == 4
+
+
 def check_change_replaces_and_deletes(place: Place) -> None:
     with place.open(Hashed()) as retriever:
         add(retriever)
@@ -303,13 +309,6 @@ def check_results_tell_what_their_score_was_made_from(place: Place) -> None:
                     mode: found[each.id].score for mode, found in parts.items() if each.id in found
                 }
                 assert each.passage == parts["dense"][each.id].passage
-
-
-def check_chosen_ids_differ(place: Place) -> None:
-    with place.open(Hashed()) as retriever:
-        retriever.add(["text"], ids=["1"])
-        names = [*retriever.add(["a", "b"]), *retriever.add(["c"])]
-        assert len({"1", *names}) == 4
 
 
 def check_two_writers_lose_no_update(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Both retrievers: wrong arguments raise one clear error, and figures are right."""
+"""Both retrievers: wrong arguments raise one clear error, figures are right, batches are whole."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,27 +8,24 @@ import pytest
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
 from tests.support.programs import assert_clean, run, run_forked
-from tests.support.retriever_kinds import BOTH, OnCpu
-from tests.support.small_collections import DIMENSION, Hashed
+from tests.support.retriever_kinds import BOTH, KINDS, OnCpu
+from tests.support.small_collections import DIMENSION, Hashed, text_of
+from torch_utils import ResourceClosedError
 
 PROGRAM = """
 import sys, torch
 sys.modules["psycopg"] = None  # It may be missing.
 from pathlib import Path
 from rag_demo import *
+from tests.support.small_collections import Hashed
 assert Document and "PgVectorRetriever" not in globals()
 
-class Model:
-    dimension = 2
-    def embed_query(self, text): return [len(text), 1]
-    def embed_documents(self, texts): return [self.embed_query(text) for text in texts]
-
 def use(kind):
-    with kind(Model()) as retriever:
+    with kind(Hashed()) as retriever:
         retriever.add(["a", "bbb", "cccccccc"])
         assert retriever.search("bbb", top_k=1)[0].text == "bbb"
         retriever.save(folder / kind.__name__)
-    left_open = kind(Model())
+    left_open = kind(Hashed())
     assert left_open.load(folder / kind.__name__) == 3
     left_open.add(["d"])
     return left_open
@@ -100,23 +97,43 @@ def test_model_whose_vectors_are_wrong_is_refused(count: int) -> None:
             retriever.add(["one"])
 
 
-@BOTH
-def test_stats_report_size_dimension_and_bytes(kind: Any) -> None:
-    with kind(Hashed()) as retriever:
+@pytest.mark.parametrize("kind", ["default", "faiss", "float16", "bfloat16"])
+def test_stats_report_size_dimension_and_bytes(kind: str) -> None:
+    """A copy of another dtype keeps the float32 vectors."""
+    with KINDS[kind](Hashed()) as retriever:
         assert (retriever.stats().size, retriever.stats().dimension) == (0, 0)
-        retriever.add(["cache", "memory", "a cache of memory"])
-        stats = retriever.stats()
-    assert (stats.size, stats.dimension, stats.device) == (3, DIMENSION, "cpu")
-    assert (stats.dtype, stats.nbytes) == ("float32", 3 * DIMENSION * 4)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_copy_of_another_dtype_keeps_the_float32_vectors(dtype: str) -> None:
-    nbytes = 128 * DIMENSION * (2 + 4)
-    with OnCpu(Hashed(), dtype=dtype) as retriever:
         retriever.add([f"{'abc' * (n + 1)}" for n in range(128)])
         assert retriever.search("abc", 1, mode="dense")[0].score == pytest.approx(1, abs=1e-6)
-        assert nbytes <= retriever.stats().nbytes < 1.2 * nbytes
+        stats = retriever.stats()
+    assert (stats.size, stats.dimension, stats.device) == (128, DIMENSION, "cpu")
+    nbytes = 128 * DIMENSION * (6 if "float16" in kind else 4)
+    assert nbytes <= stats.nbytes < 1.2 * nbytes
+
+
+@BOTH
+def test_batches_of_a_store_make_the_same_index(kind: Any) -> None:
+    """They embed nothing; a close does not wait for their end."""
+    long = "\n\n".join(f"Paragraph {n} is about {text_of(n)}. " * 8 for n in range(30))
+    with kind(Hashed()) as retriever, kind(Hashed()) as other:
+        assert list(retriever.store.batches()) == []
+        texts = [f"{text_of(n)} number{n}" for n in range(1100)]
+        retriever.add(texts, [{"n": n} for n in range(1100)], passages=False)
+        retriever.add([long], ids=["long"])
+        retriever.update_metadata(["7"], [{"n": -7}])
+        retriever.delete(["8"])
+        for batch in retriever.store.batches():
+            other.store.upsert(batch)
+        query = "Paragraph 17 golf echo"
+        expected = retriever.search(query, 50, mode="dense")
+        assert other.search(query, 50, mode="dense") == expected
+        assert other.search("number1021", mode="bm25")[0].id == "1021"
+        assert other.get(["7", "8"]) == retriever.get(["7", "8"])
+        assert len(other) == 1100
+        unfinished = retriever.store.batches()
+        next(unfinished)
+        retriever.close()
+        with pytest.raises(ResourceClosedError):
+            next(unfinished)
 
 
 def test_import_without_the_extra_says_what_to_install() -> None:

@@ -40,16 +40,13 @@ def test_cut_leaves_nothing_out(paragraphs: list[str], size: int, marks: str) ->
     assert all(one.stop <= other.start for one, other in itertools.pairwise(passages))
 
 
-@pytest.mark.parametrize(
-    ("text", "headings"),
-    [
-        ("8443", [""]),
-        ("## Port\n\n8443", ["Port"]),
-        ("# Server\n\nA long description of it.\n\n## Port\n\n8443\n\n", ["Server"]),
-        ("## Port\n\n8443\n\n## Host\n\nThe name of the host.", ["Port"]),
-        ("# One\n\nA first text, not short.\n\n# Two\n\nA second one, longer.", ["One", "Two"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "headings"), [
+    ("8443", [""]),
+    ("## Port\n\n8443", ["Port"]),
+    ("# Server\n\nA long description of it.\n\n## Port\n\n8443\n\n", ["Server"]),
+    ("## Port\n\n8443\n\n## Host\n\nThe name of the host.", ["Port"]),
+    ("# One\n\nA first text, not short.\n\n# Two\n\nA second one, longer.", ["One", "Two"]),
+])  # fmt: skip
 def test_heading_begins_a_passage(text: str, headings: list[str]) -> None:
     """A short section is joined to the next, or at the end to the one before."""
     assert [passage.heading for passage in cut(text, headings=marked(text))] == headings

@@ -12,7 +12,6 @@ import pytest
 from rag_demo import Document, RagDemoError
 from rag_demo.reading.sources import Reading, Skipped, read_source
 from tests.support.pdf import pdf_of
-from tests.support.rag_command import write_lines
 
 
 def read(source: Path | str, **options: Any) -> tuple[dict[str, Document], str]:
@@ -61,9 +60,7 @@ def test_patterns_select_files_and_how_they_are_read(tmp_path: Path) -> None:
     assert found.text == "<p>marked"
 
 
-def test_unreadable_files_are_skipped_with_their_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_files_are_skipped_with_their_reason(tmp_path: Path, monkeypatch: Any) -> None:
     scandir = os.scandir
 
     def refuse(path: Any) -> Any:  # Tests may run as root, who may read everything.
@@ -72,6 +69,7 @@ def test_unreadable_files_are_skipped_with_their_reason(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setitem(sys.modules, "pypdf", None)
     (tmp_path / "locked").mkdir()
     (tmp_path / "large.md").touch()
     os.truncate(tmp_path / "large.md", 65 << 20)
@@ -93,6 +91,7 @@ def test_unreadable_files_are_skipped_with_their_reason(
         "c.html": b"<ul><li>" * 2_000 + b"deep",
         "a.docx": b"PK",
         "d.html": b"<!-- nothing else -->",
+        "a.pdf": b"%PDF-1.4",
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -114,6 +113,7 @@ def test_unreadable_files_are_skipped_with_their_reason(
         "nested too deep (c.html)",
         "of an unsupported type (a.docx)",
         "without text (d.html)",
+        "a PDF needs pypdf; install it with",
     ):
         assert part in skipped, part
 
@@ -156,59 +156,38 @@ def test_rows_of_a_table_are_documents(tmp_path: Path, delimiter: str) -> None:
     assert (second["year"], second["code"]) == (-1.5, "1e5")
 
 
-def test_objects_of_a_json_file_are_documents(tmp_path: Path) -> None:
-    records = [{"id": 1, "body": "one", "title": "T"}, {"body": "two", "n": [1]}, {"n": 3}]
-    (tmp_path / "a.json").write_text(json.dumps(records))
-    found, skipped = read(tmp_path, text_field="body")
-    assert {name: each.text for name, each in found.items()} == {"1": "T\none", "a.json#2": "two"}
-    assert "a.json:3: expected an object" in skipped
-
-
-def test_page_that_its_reader_cannot_read_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pip 23.2 may install lxml without lxml_html_clean, and then the import fails."""
-    (tmp_path / "a.html").write_text("<p>a page</p>")
-    (tmp_path / "b.txt").write_text("a text")
-    monkeypatch.setitem(sys.modules, "trafilatura", None)
-    found, skipped = read(tmp_path)
-    assert [each.text for each in found.values()] == ["a text"]
-    assert "a page of HTML needs trafilatura; install it with" in skipped
-
-
-def test_json_lines_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_objects_of_json_are_documents(tmp_path: Path, suffix: str) -> None:
     """Text, title and id have their meaning; other fields are metadata.
 
     An id that an earlier file of the folder has gets a mark.
     """
-    records: list[dict[str, Any]] = [
+    records = [
         {"_id": "7", "title": "T", "text": "body", "lang": "en"},
         {"text": "other"},
         {"id": None, "_id": 0, "text": "a"},
     ]
-    path = write_lines(tmp_path / "a.jsonl", records)
-    found, _ = read(path)
-    texts = {"7": "T\nbody", "a.jsonl#2": "other", "0": "a"}
+    one, two = (tmp_path / f"{name}.{suffix}" for name in "ab")
+    for path, some in ((one, records), (two, records[:2])):
+        lines = "\n".join(map(json.dumps, some))
+        path.write_text(lines if suffix == "jsonl" else json.dumps(some))
+    found, _ = read(one)
+    texts = {"7": "T\nbody", f"{one.name}#2": "other", "0": "a"}
     assert {name: each.text for name, each in found.items()} == texts
-    assert found["7"].metadata == {
-        "title": "T", "lang": "en", "path": str(path), "line": 1, "source": "a.jsonl:1"
-    }  # fmt: skip
-    write_lines(tmp_path / "b.jsonl", records[:2])
-    texts |= {"7~": "T\nbody", "b.jsonl#2": "other"}
+    facts = {"title": "T", "lang": "en", "path": str(one), "line": 1, "source": f"{one.name}:1"}
+    assert found["7"].metadata == facts
+    texts |= {"7~": "T\nbody", f"{two.name}#2": "other"}
     assert {name: each.text for name, each in read(tmp_path)[0].items()} == texts
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"text": "a"}\n{broken', "corpus.jsonl:2: not JSON"),
-        ('{"body": "a", "n": 1}', r":1: expected .* got {'body': 'a', 'n': 1}; .* --text-field"),
-        ("[1]", ":1: expected an object"),
-        ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', ":2: the id '1' appears twice"),
-        ('{"id": [1], "text": "a"}', r":1: the id must be a string or a number, got \[1\]"),
-        (f'{{"text": "a", "m": {"[" * 400}{"]" * 400}}}', ":1: .*nested more than 100 deep"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ('{"text": "a"}\n{broken', "corpus.jsonl:2: not JSON"),
+    ('{"body": "a", "n": 1}', r":1: expected .* got {'body': 'a', 'n': 1}; .* --text-field"),
+    ("[1]", ":1: expected an object"),
+    ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', ":2: the id '1' appears twice"),
+    ('{"id": [1], "text": "a"}', r":1: the id must be a string or a number, got \[1\]"),
+    (f'{{"text": "a", "m": {"[" * 400}{"]" * 400}}}', ":1: .*nested more than 100 deep"),
+])  # fmt: skip
 def test_bad_json_line_is_named(tmp_path: Path, content: str, message: str) -> None:
     """In a folder it is skipped."""
     path = tmp_path / "corpus.jsonl"
@@ -243,27 +222,22 @@ def test_two_rules_are_not_front_matter(tmp_path: Path) -> None:
     assert "more: words" in document.text and LONG in document.text
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "found"),
-    [
-        ("a.md", f"# One\n\n- an item of a list, no heading\n---\n\n{LONG}", ["One"]),
-        ("a.md", f"# One\n\n{LONG}\n\n<!--\n# Hidden\n\nnot shown to anyone\n-->\n", ["One"]),
-        ("a.md", f"# One\n\n{LONG}\n\n````\n```\n# code\n```\n# more code\n````\n", ["One"]),
-        ("a.md", f"# One\n\n{LONG}\n\n> # quoted, and not a section of this text\n", ["One"]),
-        ("a.md", f"# One\n\n{LONG}\n\nTwo\n---\n\n{LONG}", ["One", "One > Two"]),
-        ("a.md", f"# One\n\n{LONG}\n\n  ## Two ##\n\n{LONG}", ["One", "One > Two"]),
-        ("a.md", f"# {'h' * 300}\n\n{LONG}", ["h" * 200]),
-        ("a.rst", f"One\n===\n\n{LONG}\n\nTwo\n---\n\n{LONG}\n\nThree\n=====\n\n{LONG}\n",
-         ["One", "One > Two", "Three"]),
-        ("a.rst", f"===\nOne\n===\n\n{LONG}\n\nTwo\n===\n\n{LONG}\n", ["One", "One > Two"]),
-        ("a.rst", f"=====\n One\n=====\n\n{LONG}\n", ["One"]),
-        ("a.rst", f"One\n===\n\n{LONG}\n\n====  ====\nA     B\n====  ====\n1     2\n", ["One"]),
-        ("a.rst", f"One\n===\n\n{LONG}\n\n::\n\n    Not a title\n    -----------\n", ["One"]),
-    ],
-)  # fmt: skip
-def test_headings_are_those_of_the_format(
-    tmp_path: Path, name: str, text: str, found: list[str]
-) -> None:
+@pytest.mark.parametrize(("name", "text", "found"), [
+    ("a.md", f"# One\n\n- an item of a list, no heading\n---\n\n{LONG}", ["One"]),
+    ("a.md", f"# One\n\n{LONG}\n\n<!--\n# Hidden\n\nnot shown to anyone\n-->\n", ["One"]),
+    ("a.md", f"# One\n\n{LONG}\n\n````\n```\n# code\n```\n# more code\n````\n", ["One"]),
+    ("a.md", f"# One\n\n{LONG}\n\n> # quoted, and not a section of this text\n", ["One"]),
+    ("a.md", f"# One\n\n{LONG}\n\nTwo\n---\n\n{LONG}", ["One", "One > Two"]),
+    ("a.md", f"# One\n\n{LONG}\n\n  ## Two ##\n\n{LONG}", ["One", "One > Two"]),
+    ("a.md", f"# {'h' * 300}\n\n{LONG}", ["h" * 200]),
+    ("a.rst", f"One\n===\n\n{LONG}\n\nTwo\n---\n\n{LONG}\n\nThree\n=====\n\n{LONG}\n",
+     ["One", "One > Two", "Three"]),
+    ("a.rst", f"===\nOne\n===\n\n{LONG}\n\nTwo\n===\n\n{LONG}\n", ["One", "One > Two"]),
+    ("a.rst", f"=====\n One\n=====\n\n{LONG}\n", ["One"]),
+    ("a.rst", f"One\n===\n\n{LONG}\n\n====  ====\nA     B\n====  ====\n1     2\n", ["One"]),
+    ("a.rst", f"One\n===\n\n{LONG}\n\n::\n\n    Not a title\n    -----------\n", ["One"]),
+])  # fmt: skip
+def test_headings_are_those_of_the_format(tmp_path: Path, name: str, text: str, found: Any) -> None:
     assert titles(read_file(tmp_path, name, text)) == found
 
 
@@ -346,14 +320,8 @@ def test_short_pages_and_all_articles_are_read(tmp_path: Path) -> None:
     ("utf-16", "utf-8", "caf\u00e9"),
     ("no-such-encoding", "utf-8", "caf\u00e9"),
 ])  # fmt: skip
-def test_declared_encoding_of_a_page_counts(
-    tmp_path: Path, declared: str, encoding: str, text: str
-) -> None:
-    for form in (
-        f'<meta charset="{declared}">',
-        f"<?xml version='1.0' encoding='{declared}'?>",
-        f'<meta http-equiv="Content-Type" content="text/html; charset={declared}">',
-    ):
+def test_declared_encoding_counts(tmp_path: Path, declared: str, encoding: str, text: str) -> None:
+    for form in (f'<meta charset="{declared}">', f"<?xml version='1.0' encoding='{declared}'?>"):
         page = f"{form}<html><body><p>{text}</p></body></html>".encode(encoding)
         (document,) = read_file(tmp_path, "a.html", page)
         assert document.text == text, form

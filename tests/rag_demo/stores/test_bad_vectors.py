@@ -72,9 +72,7 @@ def test_query_without_a_vector_is_named() -> None:
             retriever.search("a question")
 
 
-def test_vectors_that_are_not_finite_are_not_cached(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_vectors_are_not_cached(tiny_model: Path, tmp_path: Path, monkeypatch: Any) -> None:
     def embed() -> Any:
         with EmbeddingModel(tiny_model, device="cpu", cache=tmp_path / "c.sqlite") as model:
             return model.embed_documents(["the cache", "paris"])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, IndexChangedError, RagDemoError
-from rag_demo.stores.index_folder import IndexWriter
 from tests.support.interrupts import Place, interrupt_everywhere
 from tests.support.retriever_kinds import BOTH, OnCpu
 from tests.support.small_collections import Hashed, are_nearest, text_of
@@ -82,24 +81,17 @@ def test_interrupted_change_is_all_or_nothing(kind: Any, name: str, at_most: int
     assert left_old
 
 
-def test_interrupted_save_can_be_repeated(tmp_path: Path, monkeypatch: Any) -> None:
-    """Wherever the interrupt was: here, just before and just after the index is written."""
-    folder, commit = tmp_path / "index", IndexWriter.commit
-
-    def interrupted(writer: Any, *arguments: Any, **options: Any) -> None:
-        if is_late:
-            commit(writer, *arguments, **options)
-        raise KeyboardInterrupt
-
-    with OnCpu(Hashed()) as retriever:
-        for number, is_late in enumerate((True, False, True)):
-            add(retriever, {f"d{number}": text_of(number)})
-            with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-                patched.setattr(IndexWriter, "commit", interrupted)
-                retriever.save(folder)
+def test_interrupted_save_can_be_repeated(tmp_path: Path) -> None:
+    def check(place: Place) -> None:
+        folder = tmp_path / str(place.number)
+        with used(OnCpu) as retriever, OnCpu(Hashed()) as reader:
+            place.run(lambda: retriever.save(folder))
+            add(retriever, NEW)
             retriever.save(folder)
-        with OnCpu(Hashed()) as other:
-            assert other.load(folder) == 3
+            reader.load(folder)
+            assert is_whole(reader, OLD | NEW)
+
+    interrupt_everywhere(check, package="rag_demo.stores", minimum=5, at_most=10)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from tests.support.programs import run_forked
 from tests.support.waiting import wait_for
 
 KINDS = [PyTorchGPURetriever, pytest.param(FaissRetriever, marks=pytest.mark.slow)]
-COUNT = 1000
+COUNT = 1500
 
 
 class Model:
@@ -90,15 +90,12 @@ def files_open_in(folder: Path) -> set[str]:
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("kind", KINDS)
 def test_closed_retriever_has_no_files_open(kind: Any, tmp_path: Path) -> None:
-    with kind(Model()) as writer:
-        fill(writer, texts_to_add())
-        writer.save(tmp_path / "index")
-    assert not files_open_in(tmp_path)
-    retriever = kind(Model())
-    retriever.load(tmp_path / "index")
-    retriever.search("number1")
-    assert files_open_in(tmp_path)
-    retriever.close()
+    with kind(Model()) as retriever:
+        fill(retriever, texts_to_add())
+        retriever.save(tmp_path / "index")
+        retriever.load(tmp_path / "index")
+        retriever.search("number1")
+        assert files_open_in(tmp_path)
     wait_for(lambda: not files_open_in(tmp_path))  # A thread of tantivy ends within 0.5 s.
 
 
@@ -114,11 +111,10 @@ def test_close_empties_the_index_in_place(kind: Any) -> None:
         return int(index.ntotal if kind is FaissRetriever else len(index.untyped_storage()))
 
     before = set(map(id, indexes()))
-    retriever = kind(Model())
-    fill(retriever, texts_to_add())
-    kept = [each for each in indexes() if id(each) not in before]
-    assert sum(map(size, kept)) >= COUNT
-    retriever.close()
+    with kind(Model()) as retriever:
+        fill(retriever, texts_to_add())
+        kept = [each for each in indexes() if id(each) not in before]
+        assert sum(map(size, kept)) >= COUNT
     assert sum(map(size, kept)) == 0
 
 
@@ -132,9 +128,8 @@ class Model:
     name = "m"
     dimension = 384
     def embed_documents(self, texts):
-        return np.random.default_rng(0).standard_normal((len(texts), 384), dtype=np.float32)
-    def embed_queries(self, texts):
-        return np.random.default_rng(1).standard_normal((len(texts), 384), dtype=np.float32)
+        return np.random.default_rng(len(texts)).standard_normal((len(texts), 384), np.float32)
+    embed_queries = embed_documents
     def embed_query(self, text): return self.embed_queries([text])[0]
 
 folder, count, budget = sys.argv[1], int(sys.argv[2]), eval(sys.argv[3])
@@ -172,7 +167,6 @@ def test_memory_budget_limits_every_operation(tmp_path: Path) -> None:
         assert result.returncode == 0, str(result)
         found[option] = list(map(int, result.stdout.split()))
     limited, unlimited = found[str(budget)], found["None"]
-    assert len(limited) == 5
     # Beside the budget: the owners of the vectors, what words count, and 5,120 results.
     assert max(limited) < budget + 64 * count
     vectors = 4 * 384 * count

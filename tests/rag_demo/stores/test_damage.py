@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,21 +64,15 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
     records = [{"id": str(n), "text": f"text {n} of the dépôt"} for n in range(COUNT)]
-    return write_lines(tmp_path / "s.jsonl", records)
-
-
-@pytest.fixture
-def folder(source: Path, tiny_model: Path, tmp_path: Path) -> Path:
+    source = write_lines(tmp_path / "s.jsonl", records)
     succeed("index", source, "--out", tmp_path / "i", "--model", tiny_model)
     return tmp_path / "i"
 
 
-def test_damage_is_named_and_only_its_source_repairs_it(
-    source: Path, folder: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    """Neither `add` nor another source replaces the index without --yes."""
+def test_only_its_source_repairs_damage(folder: Path, tiny_model: Path, tmp_path: Path) -> None:
+    """An error names it; neither `add` nor another source replaces the index without --yes."""
     more = write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "one more"}])
     options = ("--out", folder, "--model", tiny_model)
     for spoil, reason in DAMAGES:
@@ -87,15 +82,13 @@ def test_damage_is_named_and_only_its_source_repairs_it(
             message = fail(*command)
             assert "is damaged" in message and re.search(reason, message), message
         assert {path.name for path in folder.iterdir()} == before
-        succeed("index", source, *options, *["--yes"] * (spoil is empty_database))
+        succeed("index", tmp_path / "s.jsonl", *options, *["--yes"] * (spoil is empty_database))
         assert "is whole" in succeed("verify", folder)
         assert info(folder)["texts"] == COUNT
 
 
 @pytest.mark.parametrize("spoil", [change_owner, empty_database])
-def test_save_of_a_program_replaces_damage_only_with_overwrite(
-    tmp_path: Path, spoil: Callable[[Path], object]
-) -> None:
+def test_only_overwrite_replaces_damage(tmp_path: Path, spoil: Any) -> None:
     with OnCpu(Hashed()) as retriever, OnCpu(Hashed()) as other:
         for each in (retriever, other):
             each.add(list(map(str, range(COUNT))))
