@@ -119,7 +119,9 @@ def check_documents_come_back_as_they_were(place: Place) -> None:
                       list(strange))  # fmt: skip
         add(retriever)
         place.keep(retriever)
-    expected = {name: (text, {"\u00e9'": text}) for name, text in strange.items()}
+    expected: dict[str, tuple[str, Any]] = {
+        name: (text, {"\u00e9'": text}) for name, text in strange.items()
+    }
     expected |= {name: (text, METADATA[name]) for name, text in DOCUMENTS.items()}
     with place.open(Hashed()) as retriever:
         found = {each.id: (each.text, each.metadata) for each in retriever.documents(limit=99)}
@@ -189,12 +191,9 @@ def check_documents_are_paged_counted_and_deleted_by_filter(place: Place) -> Non
 
 def check_dates_and_scalars_of_numpy_are_metadata(place: Place) -> None:
     days = [datetime.date(2026, 11, 28), datetime.date(2026, 2, 1)]
+    facts = [{"day": day, "x": np.float32(2.5), "y": [np.int64(n)]} for n, day in enumerate(days)]
     with place.open(Hashed()) as retriever:
-        retriever.add(
-            ["a", "b"],
-            [{"day": day, "x": np.float32(2.5), "y": [np.int64(n)]} for n, day in enumerate(days)],
-            ["a", "b"],
-        )
+        retriever.add(["a", "b"], facts, ["a", "b"])
         place.keep(retriever)
     with place.open(Hashed()) as retriever:
         (document,) = retriever.documents({"day": {"$gt": datetime.date(2026, 3, 1)}})

@@ -62,7 +62,7 @@ def test_passages_that_overlap_are_joined_once(tmp_path: Path) -> None:
 def test_filter_holds_for_neighbors_and_a_deleted_result_stays() -> None:
     """A document of no file has no neighbors."""
     facts = [{"path": "f", "start": n, "stop": n + 4, "public": n != 5} for n in (0, 5, 10)]
-    strange = [{"path": "a", "start": 0}, {"start": "x"}]
+    strange: list[dict[str, Any]] = [{"path": "a", "start": 0}, {"start": "x"}]
     with PyTorchGPURetriever(Hashed()) as retriever:
         retriever.add(["owls", "cats", "dogs"], facts, ["f#0", "f#5", "f#10"])
         retriever.add(["one tree", "two stones"], strange)

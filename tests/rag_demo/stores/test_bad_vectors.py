@@ -65,9 +65,10 @@ def test_bad_passage_of_a_good_text_is_left_out() -> None:
 
 
 def test_query_without_a_vector_is_named() -> None:
-    with OnCpu(Faulty()) as retriever:
+    model = Faulty()
+    with OnCpu(model) as retriever:
         retriever.add(["good"])
-        retriever.embedding_model.is_damaged = True
+        model.is_damaged = True
         with pytest.raises(ModelError, match="the vector of 'a question' is not finite"):
             retriever.search("a question")
 

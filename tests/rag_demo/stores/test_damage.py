@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from rag_demo import RagDemoError
-from tests.support.rag_command import fail, info, succeed, write_lines
+from tests.support.rag_command import fail, info, rag_demo, succeed, write_lines
 from tests.support.retriever_kinds import OnCpu
 from tests.support.small_collections import Hashed, are_nearest
 
@@ -166,18 +166,31 @@ def check_whole(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def files_of_at_most(nbytes: int) -> Iterator[None]:
-    """Let every write beyond this size of a file fail, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+def limited(kind: int, limit: int) -> Iterator[None]:
+    """Limit files, or their size, beyond which every write fails as on a full disk."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(kind, before)
 
 
 def contents_of(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_unreadable_index_is_not_called_damaged(tmp_path: Path) -> None:
+    """And no command replaces it."""
+    save(tmp_path, 0)
+    check_whole(tmp_path)  # Everything is imported.
+    before = contents_of(tmp_path)
+    with limited(resource.RLIMIT_NOFILE, 0):
+        with pytest.raises(RagDemoError, match="Too many open files") as error:
+            check_whole(tmp_path)
+        assert rag_demo("index", __file__, "--out", tmp_path).returncode == 2
+    assert "damaged" not in str(error.value)
+    assert contents_of(tmp_path) == before
 
 
 @pytest.mark.slow
@@ -191,7 +204,7 @@ def test_save_on_a_full_disk_leaves_the_old_index(tmp_path: Path) -> None:
         limit = max(64, int(clean ** chance.uniform(0.3, 1.2)))
         for target in (folder, fresh):
             try:
-                with files_of_at_most(limit):
+                with limited(resource.RLIMIT_FSIZE, limit):
                     save(target, number + 1)
             except RagDemoError as error:
                 assert str(target) in str(error), error
@@ -223,15 +236,15 @@ def test_damaged_index_is_refused_or_right(tmp_path: Path) -> None:
     folder, other = tmp_path / "index", tmp_path / "other"
     save(folder, 3)
     save(other, 4)
-    contents, others = contents_of(folder), list(contents_of(other).values())
+    contents = contents_of(folder)
+    others = [*contents.values(), *contents_of(other).values()]
     for _ in range(runs(300)):
         victim, kind = chance.choice(list(contents)), chance.randrange(20)
         if kind == 0:
             victim.unlink()
-        elif kind < 3:
-            victim.write_bytes(chance.choice(list(contents.values()) if kind == 1 else others))
         else:
-            victim.write_bytes(mutate(contents[victim], chance))
+            mutated = mutate(contents[victim], chance)
+            victim.write_bytes(chance.choice(others) if kind < 3 else mutated)
         try:
             assert check_whole(folder) == 3
         except RagDemoError as error:

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import resource
 import shutil
 import sqlite3
 import stat
@@ -135,23 +134,6 @@ def test_models_of_one_class_without_a_name_are_told_apart(tmp_path: Path) -> No
         assert same.load(tmp_path / "i") == 2
         with pytest.raises(ModelMismatchError, match="Nameless"):
             other.load(tmp_path / "i")
-
-
-def test_unreadable_index_is_not_called_damaged(tmp_path: Path) -> None:
-    """And no command replaces it."""
-    folder, before = tmp_path / "i", resource.getrlimit(resource.RLIMIT_NOFILE)
-    save(folder, "a")
-    load(folder)  # Everything is imported.
-    kept = contents(folder)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
-    try:
-        with pytest.raises(RagDemoError, match="Too many open files") as error:
-            load(folder)
-        assert rag_demo("index", __file__, "--out", folder).returncode == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert "damaged" not in str(error.value)
-    assert contents(folder) == kept
 
 
 @pytest.mark.parametrize("listing", range(1, 6))
