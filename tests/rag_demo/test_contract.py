@@ -9,7 +9,7 @@ import pytest
 from tests.support.retriever_kinds import KINDS
 
 CHECKS = runpy.run_path(str(Path(__file__).with_name("contract.py")))["CHECKS"]
-QUICK_OF_FAISS = ("exact", "filters", "replaces", "beside_changes", "refused")
+QUICK_OF_FAISS = ("exact", "replaces", "beside_changes")
 """The other kinds share the rest with the default one."""
 
 
