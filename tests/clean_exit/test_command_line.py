@@ -102,8 +102,10 @@ def test_annotations_name_the_innermost_place_in_this_folder(tmp_path: Path) -> 
     """Also with -q, and for stacks, which begin with the innermost place."""
     (tmp_path / "src").mkdir()
     program = "import atexit, json, os\natexit.register(lambda: json.loads('{'))\n"
-    for more, place in (("", "2,title=clean-exit%3A atexit-error::json.decoder.JSONDecodeError"),
-                        ("os.abort()\n", "3,title=clean-exit%3A crash::")):  # fmt: skip
+    for more, place in (
+        ("", "2,title=clean-exit%3A atexit-error::json.decoder.JSONDecodeError"),
+        ("os.abort()\n", "3,title=clean-exit%3A crash::"),
+    ):
         (tmp_path / "src" / "dirty.py").write_text(program + more)
         done = clean_exit("-q", "--github", "src/dirty.py")
         assert f"::error file=src/dirty.py,line={place}" in done.stderr

@@ -115,8 +115,9 @@ def check_documents_come_back_as_they_were(place: Place) -> None:
                     retriever.add(texts, ids=names)
             assert len(retriever) == 0
             strange = {name: text.replace("\0", "") for name, text in strange.items()}
-        retriever.add(list(strange.values()), [{"\u00e9'": text} for text in strange.values()],
-                      list(strange))  # fmt: skip
+        retriever.add(
+            list(strange.values()), [{"\u00e9'": text} for text in strange.values()], list(strange)
+        )
         add(retriever)
         place.keep(retriever)
     expected: dict[str, tuple[str, Any]] = {
@@ -279,8 +280,10 @@ def check_vectors_of_the_caller_are_used(place: Place) -> None:
 def check_hybrid_search_weighs_both_rankings(place: Place) -> None:
     with place.open(Hashed()) as retriever:
         add(retriever)
-        ranks = {mode: {each.id: each.rank for each in retriever.search(QUERY, 100, mode=mode)}
-                 for mode in ("dense", "bm25")}  # fmt: skip
+        ranks = {
+            mode: {each.id: each.rank for each in retriever.search(QUERY, 100, mode=mode)}
+            for mode in ("dense", "bm25")
+        }
         for weights in ((1.0, 1.0), (3.0, 0.5), (1.0, 0.0), (0.0, 1.0)):
             scores: dict[str, float] = {}
             for mode, weight in zip(ranks, weights, strict=True):
@@ -299,8 +302,10 @@ def check_results_tell_what_their_score_was_made_from(place: Place) -> None:
         long = " ".join(["something else"] * 200)
         retriever.add([f"{long} {QUERY} zebra {long}", "zebra"], ids=["long", "short"])
         for query in (QUERY, "zebra"):
-            parts = {mode: {each.id: each for each in retriever.search(query, 1000, mode=mode)}
-                     for mode in ("dense", "bm25")}  # fmt: skip
+            parts = {
+                mode: {each.id: each for each in retriever.search(query, 1000, mode=mode)}
+                for mode in ("dense", "bm25")
+            }
             for mode, results in parts.items():
                 assert all(each.scores == {mode: each.score} for each in results.values())
             for each in retriever.search(query, 20, weights=(0.1, 1.0)):

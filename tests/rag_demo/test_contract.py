@@ -40,10 +40,18 @@ def is_quick(kind: str, name: str) -> bool:
     return kind == "default" or (kind == "faiss" and any(word in name for word in QUICK_OF_FAISS))
 
 
-@pytest.mark.parametrize(("kind", "check"), [
-    pytest.param(kind, check, id=f"{check.__name__}, {kind}",
-                 marks=() if is_quick(kind, check.__name__) else pytest.mark.slow)
-    for kind in KINDS for check in CHECKS
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "check"),
+    [
+        pytest.param(
+            kind,
+            check,
+            id=f"{check.__name__}, {kind}",
+            marks=() if is_quick(kind, check.__name__) else pytest.mark.slow,
+        )
+        for kind in KINDS
+        for check in CHECKS
+    ],
+)
 def test_retriever_keeps_the_contract(kind: str, check: Any, tmp_path: Path) -> None:
     check(LocalPlace(kind, tmp_path / "index"))

@@ -28,10 +28,16 @@ def search(folder: Path, query: str, count: int, **options: Any) -> tuple[str, s
     return alone.text, wide.text, wide.text[slice(*wide.passage or (None,))]
 
 
-@pytest.mark.parametrize(("query", "count", "overlap", "first", "last"), [
-    ("owls", 1, 0, 1, 3), ("zebras", 1, 40, 0, 1), ("ants", 2, 0, 3, 5), ("owls", 9, 0, 0, 5),
-    ("owls", 0, 40, 2, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("query", "count", "overlap", "first", "last"),
+    [
+        ("owls", 1, 0, 1, 3),
+        ("zebras", 1, 40, 0, 1),
+        ("ants", 2, 0, 3, 5),
+        ("owls", 9, 0, 0, 5),
+        ("owls", 0, 40, 2, 2),
+    ],
+)
 def test_text_includes_what_stands_around(
     tmp_path: Path, query: str, count: int, overlap: int, first: int, last: int
 ) -> None:

@@ -26,16 +26,28 @@ PROGRAM = Path(__file__).parents[1] / "support" / "ray_program.py"
 class Run:
     """The program of `support.ray_program`, and what its actors wrote."""
 
-    def __init__(self, folder: Path, *, address: str = "", count: int, kind: str = "",
-                 actors: int = 2, wait_s: float = 0.02) -> None:  # fmt: skip
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        address: str = "",
+        count: int,
+        kind: str = "",
+        actors: int = 2,
+        wait_s: float = 0.02,
+    ) -> None:
         self.out, self.records = folder / "index", folder / "records"
         self.records.mkdir(exist_ok=True)
         command = [sys.executable, str(PROGRAM), str(self.out), address, str(actors), str(count)]
         environment = {"PYTHONPATH": IMPORT_PATH, "RECORDS": str(self.records)}
         self.process = subprocess.Popen(
-            [*command, kind], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **environment, "WAIT_S": str(wait_s)}, start_new_session=True,
-        )  # fmt: skip
+            [*command, kind],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment, "WAIT_S": str(wait_s)},
+            start_new_session=True,
+        )
 
     def wait_for_progress(self) -> None:
         assert self.process.stdout is not None

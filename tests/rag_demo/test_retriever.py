@@ -41,18 +41,38 @@ def test_program_with_open_retrievers_exits_cleanly(tmp_path: Path) -> None:
 
 
 WRONG_CALLS: list[tuple[Callable[[Any], object], type[Exception], str]] = [
-    *((lambda retriever, top_k=top_k: retriever.search("a", top_k), ValueError, "top_k must be a p")
-      for top_k in (0, 1.5, True, "3")),
-    *((lambda retriever, n=n: retriever.search("a", neighbors=n), ValueError, "neighbors must be")
-      for n in (-1, 1.5, True)),
-    (lambda retriever: retriever.add(["a", "b"], {"x": 1, "y": 2}), TypeError,
-     "a list with one mapping for each text"),
+    *(
+        (
+            lambda retriever, top_k=top_k: retriever.search("a", top_k),
+            ValueError,
+            "top_k must be a p",
+        )
+        for top_k in (0, 1.5, True, "3")
+    ),
+    *(
+        (lambda retriever, n=n: retriever.search("a", neighbors=n), ValueError, "neighbors must be")
+        for n in (-1, 1.5, True)
+    ),
+    (
+        lambda retriever: retriever.add(["a", "b"], {"x": 1, "y": 2}),
+        TypeError,
+        "a list with one mapping for each text",
+    ),
     (lambda retriever: retriever.delete(where={}), ValueError, "matches all documents"),
-    (lambda retriever: retriever.search(None, mode="bm25", vector=[1.0] * DIMENSION), TypeError,
-     "another mode than 'bm25'"),
-    *((lambda retriever, model=model: PyTorchGPURetriever(model), TypeError, "is not an embedding")
-      for model in ("a name", None, EmbeddingModel)),
-]  # fmt: skip
+    (
+        lambda retriever: retriever.search(None, mode="bm25", vector=[1.0] * DIMENSION),
+        TypeError,
+        "another mode than 'bm25'",
+    ),
+    *(
+        (
+            lambda retriever, model=model: PyTorchGPURetriever(model),
+            TypeError,
+            "is not an embedding",
+        )
+        for model in ("a name", None, EmbeddingModel)
+    ),
+]
 
 
 def test_wrong_calls_are_refused() -> None:

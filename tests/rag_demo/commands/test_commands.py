@@ -277,8 +277,9 @@ def test_neighbors_are_shown(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(paragraphs))
     succeed("index", tmp_path / "a.txt", "--out", tmp_path / "i", "--chunk-size", "100", *TINY)
     alone = succeed("search", tmp_path / "i", "--mode", "bm25", "--top-k", "1", "about d")
-    wide = succeed("search", tmp_path / "i", "--mode", "bm25", "--top-k", "1", "--neighbors", "1",
-                   "about d")  # fmt: skip
+    wide = succeed(
+        "search", tmp_path / "i", "--mode", "bm25", "--top-k", "1", "--neighbors", "1", "about d"
+    )
     assert "Paragraph 0" not in alone and "Paragraph 0" in wide and "Paragraph 5" in wide
 
 

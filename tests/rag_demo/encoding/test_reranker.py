@@ -36,9 +36,13 @@ def test_reranker_orders_results_by_its_scores(reranker: Reranker) -> None:
         retriever.add(TEXTS)
         first = retriever.search(QUERY, 25)
         found = retriever.search(QUERY, 5, rerank=reranker)
-        scores = dict(zip([each.id for each in first],
-                          reranker.score(QUERY, [each.text for each in first]).tolist(),
-                          strict=True))  # fmt: skip
+        scores = dict(
+            zip(
+                [each.id for each in first],
+                reranker.score(QUERY, [each.text for each in first]).tolist(),
+                strict=True,
+            )
+        )
         best = sorted(scores, key=lambda name: (-scores[name], name))[:5]
         assert [each.id for each in found] == best != [each.id for each in first[:5]]
         assert [each.rank for each in found] == [1, 2, 3, 4, 5]

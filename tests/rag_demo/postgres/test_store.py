@@ -59,10 +59,28 @@ def test_answers_equal_those_of_other_retrievers_beside_a_poor_index(
 
 
 VALUES = [
-    0, 1.0, True, None, "", "a", "ab", "1", 2**53 + 1, float(2**53), 2**70, 0.1, [], [True],
-    ["a", [1]], {"a": 1}, {"a": {"b": None}}, "'; DROP TABLE x; --", "%s {} $wanted @.key \\ \"",
-    "\U0001f600", "\uffff",
-]  # fmt: skip
+    0,
+    1.0,
+    True,
+    None,
+    "",
+    "a",
+    "ab",
+    "1",
+    2**53 + 1,
+    float(2**53),
+    2**70,
+    0.1,
+    [],
+    [True],
+    ["a", [1]],
+    {"a": 1},
+    {"a": {"b": None}},
+    "'; DROP TABLE x; --",
+    '%s {} $wanted @.key \\ "',
+    "\U0001f600",
+    "\uffff",
+]
 
 
 def test_filters_hold_for_the_same_documents_as_in_a_folder(
@@ -78,10 +96,16 @@ def test_filters_hold_for_the_same_documents_as_in_a_folder(
         filters += [{"k": {name: value}} for name in names]
     filters += [{"$not": each} for each in filters]
     filters += [
-        {"k": {"$in": []}}, {"k": {"$nin": []}}, {"k": {"$in": [1, "a", float("nan")]}},
-        {"k": {"$nin": [1, "a", None, [1]]}}, {"k": float("nan")}, {"k": {"$ne": float("nan")}},
-        {"k'\"%s{}": 1}, {"$or": [{"n": {"$lt": 3}}, {"k": "a"}]}, {},
-    ]  # fmt: skip
+        {"k": {"$in": []}},
+        {"k": {"$nin": []}},
+        {"k": {"$in": [1, "a", float("nan")]}},
+        {"k": {"$nin": [1, "a", None, [1]]}},
+        {"k": float("nan")},
+        {"k": {"$ne": float("nan")}},
+        {"k'\"%s{}": 1},
+        {"$or": [{"n": {"$lt": 3}}, {"k": "a"}]},
+        {},
+    ]
     with (
         PgVectorRetriever(Hashed(), server.url, table) as retriever,
         PyTorchGPURetriever(Hashed(), device="cpu") as local,

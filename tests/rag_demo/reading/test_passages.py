@@ -12,12 +12,26 @@ from rag_demo.reading.passages import PASSAGE_CHARS, Heading, cut, passages_of
 from tests.support.programs import run
 
 PARAGRAPHS = st.lists(
-    st.sampled_from([
-        "# A", "## Port", "8443", "---", "x" * 19, "word " * 30, "z" * 900, "  ", "1.", "```",
-        "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 40, "- an item\n" * 30, "> quoted", "    code",
-    ]),
+    st.sampled_from(
+        [
+            "# A",
+            "## Port",
+            "8443",
+            "---",
+            "x" * 19,
+            "word " * 30,
+            "z" * 900,
+            "  ",
+            "1.",
+            "```",
+            "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 40,
+            "- an item\n" * 30,
+            "> quoted",
+            "    code",
+        ]
+    ),
     max_size=12,
-)  # fmt: skip
+)
 
 
 def marked(text: str) -> list[Heading]:
@@ -40,13 +54,16 @@ def test_cut_leaves_nothing_out(paragraphs: list[str], size: int, marks: str) ->
     assert all(one.stop <= other.start for one, other in itertools.pairwise(passages))
 
 
-@pytest.mark.parametrize(("text", "headings"), [
-    ("8443", [""]),
-    ("## Port\n\n8443", ["Port"]),
-    ("# Server\n\nA long description of it.\n\n## Port\n\n8443\n\n", ["Server"]),
-    ("## Port\n\n8443\n\n## Host\n\nThe name of the host.", ["Port"]),
-    ("# One\n\nA first text, not short.\n\n# Two\n\nA second one, longer.", ["One", "Two"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "headings"),
+    [
+        ("8443", [""]),
+        ("## Port\n\n8443", ["Port"]),
+        ("# Server\n\nA long description of it.\n\n## Port\n\n8443\n\n", ["Server"]),
+        ("## Port\n\n8443\n\n## Host\n\nThe name of the host.", ["Port"]),
+        ("# One\n\nA first text, not short.\n\n# Two\n\nA second one, longer.", ["One", "Two"]),
+    ],
+)
 def test_heading_begins_a_passage(text: str, headings: list[str]) -> None:
     """A short section is joined to the next, or at the end to the one before."""
     assert [passage.heading for passage in cut(text, headings=marked(text))] == headings

@@ -148,8 +148,11 @@ def test_rows_of_a_table_are_documents(tmp_path: Path, delimiter: str) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode())
     found, skipped = read(tmp_path, text_field="body")
     assert {name: each.text for name, each in found.items()} == {
-        "7": 'two\nlines; and "quotes"', f"{path.name}#4": "other", "8": "", "10": "word " * 60_000
-    }  # fmt: skip
+        "7": 'two\nlines; and "quotes"',
+        f"{path.name}#4": "other",
+        "8": "",
+        "10": "word " * 60_000,
+    }
     assert f"1 not a document ({path.name}:6: more cells than columns" in skipped
     first, second, *_ = (each.metadata for each in found.values())
     assert (first["year"], first["code"], first["line"]) == (2020, "007", 2)
@@ -180,14 +183,17 @@ def test_objects_of_json_are_documents(tmp_path: Path, suffix: str) -> None:
     assert {name: each.text for name, each in read(tmp_path)[0].items()} == texts
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    ('{"text": "a"}\n{broken', "corpus.jsonl:2: not JSON"),
-    ('{"body": "a", "n": 1}', r":1: expected .* got {'body': 'a', 'n': 1}; .* --text-field"),
-    ("[1]", ":1: expected an object"),
-    ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', ":2: the id '1' appears twice"),
-    ('{"id": [1], "text": "a"}', r":1: the id must be a string or a number, got \[1\]"),
-    (f'{{"text": "a", "m": {"[" * 400}{"]" * 400}}}', ":1: .*nested more than 100 deep"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a"}\n{broken', "corpus.jsonl:2: not JSON"),
+        ('{"body": "a", "n": 1}', r":1: expected .* got {'body': 'a', 'n': 1}; .* --text-field"),
+        ("[1]", ":1: expected an object"),
+        ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', ":2: the id '1' appears twice"),
+        ('{"id": [1], "text": "a"}', r":1: the id must be a string or a number, got \[1\]"),
+        (f'{{"text": "a", "m": {"[" * 400}{"]" * 400}}}', ":1: .*nested more than 100 deep"),
+    ],
+)
 def test_bad_json_line_is_named(tmp_path: Path, content: str, message: str) -> None:
     """In a folder it is skipped."""
     path = tmp_path / "corpus.jsonl"
@@ -205,10 +211,14 @@ def titles(documents: list[Document]) -> list[str]:
     return [each.metadata.get("title", "") for each in documents]
 
 
-@pytest.mark.parametrize("matter", [
-    '---\ntitle: "Real"\ntags: [a, b]\n...\n', "---\r\ntitle: 'Real'\r\n---\r\n",
-    '+++\ntitle = "Real"\n+++\n',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "matter",
+    [
+        '---\ntitle: "Real"\ntags: [a, b]\n...\n',
+        "---\r\ntitle: 'Real'\r\n---\r\n",
+        '+++\ntitle = "Real"\n+++\n',
+    ],
+)
 def test_front_matter_gives_the_title_and_no_text(tmp_path: Path, matter: str) -> None:
     end = matter.replace("\r\n", "\n")
     (first, second) = read_file(tmp_path, "a.md", f"{matter}{LONG}\n\n## Next\n\n{LONG}")
@@ -222,21 +232,27 @@ def test_two_rules_are_not_front_matter(tmp_path: Path) -> None:
     assert "more: words" in document.text and LONG in document.text
 
 
-@pytest.mark.parametrize(("name", "text", "found"), [
-    ("a.md", f"# One\n\n- an item of a list, no heading\n---\n\n{LONG}", ["One"]),
-    ("a.md", f"# One\n\n{LONG}\n\n<!--\n# Hidden\n\nnot shown to anyone\n-->\n", ["One"]),
-    ("a.md", f"# One\n\n{LONG}\n\n````\n```\n# code\n```\n# more code\n````\n", ["One"]),
-    ("a.md", f"# One\n\n{LONG}\n\n> # quoted, and not a section of this text\n", ["One"]),
-    ("a.md", f"# One\n\n{LONG}\n\nTwo\n---\n\n{LONG}", ["One", "One > Two"]),
-    ("a.md", f"# One\n\n{LONG}\n\n  ## Two ##\n\n{LONG}", ["One", "One > Two"]),
-    ("a.md", f"# {'h' * 300}\n\n{LONG}", ["h" * 200]),
-    ("a.rst", f"One\n===\n\n{LONG}\n\nTwo\n---\n\n{LONG}\n\nThree\n=====\n\n{LONG}\n",
-     ["One", "One > Two", "Three"]),
-    ("a.rst", f"===\nOne\n===\n\n{LONG}\n\nTwo\n===\n\n{LONG}\n", ["One", "One > Two"]),
-    ("a.rst", f"=====\n One\n=====\n\n{LONG}\n", ["One"]),
-    ("a.rst", f"One\n===\n\n{LONG}\n\n====  ====\nA     B\n====  ====\n1     2\n", ["One"]),
-    ("a.rst", f"One\n===\n\n{LONG}\n\n::\n\n    Not a title\n    -----------\n", ["One"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("a.md", f"# One\n\n- an item of a list, no heading\n---\n\n{LONG}", ["One"]),
+        ("a.md", f"# One\n\n{LONG}\n\n<!--\n# Hidden\n\nnot shown to anyone\n-->\n", ["One"]),
+        ("a.md", f"# One\n\n{LONG}\n\n````\n```\n# code\n```\n# more code\n````\n", ["One"]),
+        ("a.md", f"# One\n\n{LONG}\n\n> # quoted, and not a section of this text\n", ["One"]),
+        ("a.md", f"# One\n\n{LONG}\n\nTwo\n---\n\n{LONG}", ["One", "One > Two"]),
+        ("a.md", f"# One\n\n{LONG}\n\n  ## Two ##\n\n{LONG}", ["One", "One > Two"]),
+        ("a.md", f"# {'h' * 300}\n\n{LONG}", ["h" * 200]),
+        (
+            "a.rst",
+            f"One\n===\n\n{LONG}\n\nTwo\n---\n\n{LONG}\n\nThree\n=====\n\n{LONG}\n",
+            ["One", "One > Two", "Three"],
+        ),
+        ("a.rst", f"===\nOne\n===\n\n{LONG}\n\nTwo\n===\n\n{LONG}\n", ["One", "One > Two"]),
+        ("a.rst", f"=====\n One\n=====\n\n{LONG}\n", ["One"]),
+        ("a.rst", f"One\n===\n\n{LONG}\n\n====  ====\nA     B\n====  ====\n1     2\n", ["One"]),
+        ("a.rst", f"One\n===\n\n{LONG}\n\n::\n\n    Not a title\n    -----------\n", ["One"]),
+    ],
+)
 def test_headings_are_those_of_the_format(tmp_path: Path, name: str, text: str, found: Any) -> None:
     assert titles(read_file(tmp_path, name, text)) == found
 
@@ -290,11 +306,21 @@ def test_main_text_of_a_page_is_read_with_its_headings(tmp_path: Path) -> None:
     assert not any(part in text for part in ("Home", "Contact", "hidden", "color", "Copyright"))
 
 
-@pytest.mark.parametrize("around", [
-    "<div>{}</div>", "<div><b>Note.</b> {}</div>", "<section>{}</section>", "<center>{}</center>",
-    "<div>{}<br>More of it.</div>", "<div><span>{}</span></div>", "{}", "<ul><li>{}</li></ul>",
-    "<dl><dt>x</dt><dd>{}</dd></dl>", "<blockquote>{}</blockquote>",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "around",
+    [
+        "<div>{}</div>",
+        "<div><b>Note.</b> {}</div>",
+        "<section>{}</section>",
+        "<center>{}</center>",
+        "<div>{}<br>More of it.</div>",
+        "<div><span>{}</span></div>",
+        "{}",
+        "<ul><li>{}</li></ul>",
+        "<dl><dt>x</dt><dd>{}</dd></dl>",
+        "<blockquote>{}</blockquote>",
+    ],
+)
 def test_text_directly_in_an_element_is_kept(tmp_path: Path, around: str) -> None:
     """Beside paragraphs, in the order of the page."""
     text = around.format("The kettle is on from nine to five.")
@@ -314,14 +340,21 @@ def test_short_pages_and_all_articles_are_read(tmp_path: Path) -> None:
         assert set(words.split()) <= set(" ".join(each.text for each in found).split()), page
 
 
-@pytest.mark.parametrize(("declared", "encoding", "text"), [
-    ("iso-8859-1", "cp1252", "caf\u00e9 \u201cquoted\u201d"),
-    ("Shift_JIS", "shift_jis", "\u543e\u8f29\u306f\u732b\u3067\u3042\u308b\u3002"),
-    ("utf-16", "utf-8", "caf\u00e9"),
-    ("no-such-encoding", "utf-8", "caf\u00e9"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("declared", "encoding", "text"),
+    [
+        ("iso-8859-1", "cp1252", "caf\u00e9 \u201cquoted\u201d"),
+        ("Shift_JIS", "shift_jis", "\u543e\u8f29\u306f\u732b\u3067\u3042\u308b\u3002"),
+        ("utf-16", "utf-8", "caf\u00e9"),
+        ("no-such-encoding", "utf-8", "caf\u00e9"),
+    ],
+)
 def test_declared_encoding_counts(tmp_path: Path, declared: str, encoding: str, text: str) -> None:
-    for form in (f'<meta charset="{declared}">', f"<?xml version='1.0' encoding='{declared}'?>"):
+    for form in (
+        f'<meta charset="{declared}">',
+        f"<?xml version='1.0' encoding='{declared}'?>",
+        f'<meta http-equiv="Content-Type" content="text/html; charset={declared}">',
+    ):
         page = f"{form}<html><body><p>{text}</p></body></html>".encode(encoding)
         (document,) = read_file(tmp_path, "a.html", page)
         assert document.text == text, form
@@ -329,8 +362,10 @@ def test_declared_encoding_counts(tmp_path: Path, declared: str, encoding: str, 
 
 def test_marks_and_line_ends_are_those_of_any_system(tmp_path: Path) -> None:
     for content in (
-        b"\r\n# A\r\n\r\nwords\r\n", b"\xef\xbb\xbf# A\n\nwords\n", "# A\n\nwords".encode("utf-16")
-    ):  # fmt: skip
+        b"\r\n# A\r\n\r\nwords\r\n",
+        b"\xef\xbb\xbf# A\n\nwords\n",
+        "# A\n\nwords".encode("utf-16"),
+    ):
         (document,) = read_file(tmp_path, "a.md", content)
         assert (document.text, document.metadata["title"]) == ("# A\n\nwords", "A")
     (document,) = read_file(tmp_path, "a.jsonl", b'\xef\xbb\xbf\r\n{"text": "a"}\n')

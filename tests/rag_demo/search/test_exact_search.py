@@ -75,8 +75,9 @@ def source_of(vectors: Any, dtype: Any, allowed: Any, profile: Profile) -> Sourc
     )
 
 
-def assert_exact(vectors: Any, queries: Any, top_k: int, dtype: Any, profile: Profile,
-                 allowed: Any = None) -> None:  # fmt: skip
+def assert_exact(
+    vectors: Any, queries: Any, top_k: int, dtype: Any, profile: Profile, allowed: Any = None
+) -> None:
     """Assert that all rows that score as the k-th best or better are found, with their scores."""
     source = source_of(vectors, dtype, allowed, profile)
     available = len(vectors) if allowed is None else int(allowed.sum())

@@ -142,8 +142,13 @@ def test_scores_are_bm25_scores() -> None:
 )
 def test_similar_words_are_distinguished(query: str, other: str) -> None:
     """Words of more than 64 letters are cut off."""
-    own = {"notepad": "Notepad++", "don": "don't", "日本": "日本語C++", "x" * 64: "x" * 200,
-           "हिन्दी": "हिन्दी"}  # fmt: skip
+    own = {
+        "notepad": "Notepad++",
+        "don": "don't",
+        "日本": "日本語C++",
+        "x" * 64: "x" * 200,
+        "हिन्दी": "हिन्दी",
+    }
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add([own.get(query, f"a {query} b"), other], ids=["own", "other"])
         assert [each.id for each in retriever.search(query, mode="bm25")] == ["own"]

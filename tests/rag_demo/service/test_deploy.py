@@ -47,8 +47,12 @@ def test_kubernetes_names_existing_options_ports_and_probes(index: Path) -> None
     ]
     kinds = {each["kind"]: each["spec"] for each in objects}
     assert set(kinds) == {
-        "Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor", "HorizontalPodAutoscaler",
-    }  # fmt: skip
+        "Deployment",
+        "Service",
+        "PodDisruptionBudget",
+        "ServiceMonitor",
+        "HorizontalPodAutoscaler",
+    }
     pod = kinds["Deployment"]["template"]
     (container,) = pod["spec"]["containers"]
     settings = options_of(container["args"])

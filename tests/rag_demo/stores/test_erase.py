@@ -21,8 +21,11 @@ def traces(folder: Path, vector: Any = None) -> set[str]:
     """Return the files below a folder that have the word or the vector."""
     wanted = b"quorblix" if vector is None else vector.astype("<f4").tobytes()
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {path.name for path, content in files.items()
-            if b"quorblix" in content.lower() or wanted in content}  # fmt: skip
+    return {
+        path.name
+        for path, content in files.items()
+        if b"quorblix" in content.lower() or wanted in content
+    }
 
 
 @pytest.fixture

@@ -77,8 +77,11 @@ def main(kept: str | None = None) -> int:
         build(environment, libraries)
         result = run_all(str(environment / "bin" / "python"), Path(temporary))
     write(RESULT, result)
-    wrong = [f"{t['outcome']}: {n}: {t['reason']}" for n, t in result["tests"].items()
-             if t["outcome"] not in ("passed", "skipped")]  # fmt: skip
+    wrong = [
+        f"{t['outcome']}: {n}: {t['reason']}"
+        for n, t in result["tests"].items()
+        if t["outcome"] not in ("passed", "skipped")
+    ]
     counts = Counter(test["outcome"] for test in result["tests"].values())
     print(*wrong, counts, sep="\n")
     return int(bool(wrong) or not counts["passed"])
