@@ -1,6 +1,5 @@
 """Models that processes of the tests load; no torch, so that a process starts in no time."""
 
-import builtins
 import importlib
 import mmap
 import os
@@ -39,11 +38,12 @@ class Model:
         return os.getpid()
 
     def fail(self, kind="ValueError"):
-        if kind == "Picky":
-            raise Picky("one", "two")
-        if kind == "elsewhere":
-            raise importlib.import_module("only_in_the_child").Trouble("of its own")
-        raise getattr(builtins, kind)("no such text")
+        raise {
+            "ValueError": lambda: ValueError("no such text"),
+            "KeyboardInterrupt": KeyboardInterrupt,
+            "Picky": lambda: Picky("one", "two"),
+            "elsewhere": lambda: importlib.import_module("only_in_the_child").Trouble("of its own"),
+        }[kind]()
 
     def give_generator(self):
         return (number for number in range(3))
@@ -52,8 +52,6 @@ class Model:
         print("these are my last words", file=sys.stderr, flush=True)
         {
             "sys.exit": lambda: sys.exit(3),
-            "_exit": lambda: os._exit(4),
-            "abort": os.abort,
             "kill": lambda: os.kill(os.getpid(), 9),
             "hang": lambda: time.sleep(600),
         }[how]()
@@ -65,27 +63,19 @@ class Model:
             self.kept = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         return sum(self.kept[:: mmap.PAGESIZE])
 
-    def out_of_memory(self):
-        return bytearray(1 << 60)
-
     def say(self, count):
         print("to stdout " * count)
         print("to stderr " * count, file=sys.stderr)
-        return count
 
     def touch_and_spin(self, path):
         Path(path).touch()
         sum(range(10**12))  # One call of C, which never lets go of the GIL.
 
-    def touch_and_nap(self, path):
-        Path(path).touch()
-        time.sleep(0.5)
-        return "rested"
-
     def note_and_wait(self, number, path):
         Path(path).with_name(f"call {number}").touch()
         while not Path(path).exists():
             time.sleep(0.01)
+        return number
 
     def variable(self, name):
         return os.environ.get(name)

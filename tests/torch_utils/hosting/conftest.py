@@ -6,7 +6,8 @@ from tests.support.hosting_stub import Stub
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def fresh(frozen_heap):
+    """Releases collect garbage, of which a frozen heap has little."""
     Stub.made = []
     yield
     assert all(stub.closed <= 1 for stub in Stub.made)

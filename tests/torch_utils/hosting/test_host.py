@@ -126,11 +126,10 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_that_a_model_holds_counts_once(kind, caplog) -> None:
+def test_all_that_a_model_holds_counts_once(kind) -> None:
     with ModelHost(KINDS[kind]) as host:
         host.load()
         assert host.status().nbytes == 4_000_000
-        host.unload()
 
 
 @pytest.mark.parametrize("load", [linear, KINDS["tuple"], Owner])
@@ -146,33 +145,30 @@ def test_load_that_caches_or_returns_no_model_is_refused(load) -> None:
         host.load()
 
 
-@pytest.mark.parametrize("load", [linear, lambda: Owner(model=linear())])
-def test_model_that_the_program_released_is_loaded_again(load) -> None:
-    with ModelHost(load, keep_alive=-1) as host:
+def test_model_that_the_program_released_is_loaded_again() -> None:
+    with ModelHost(KINDS["resource"], keep_alive=-1) as host:
         with host.lease() as model:
             release(model)
             assert host.status().state == "unloaded"
         with host.lease() as model:
-            assert vars(model)
+            assert vars(model.model)
         assert (host.status().loads, host.status().unloads) == (2, 1)
 
 
 def test_model_that_cannot_be_released_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """At each load and at each unload, whose report has the error."""
-    with ModelHost(lambda: lambda text: text[::-1], name="reverse") as host:
+    with ModelHost(lambda: str.upper, name="upper") as host:
         for _ in range(2):
-            with host.lease() as model:
-                assert model("ab") == "ba"
-            assert "reverse was only dropped" in str(host.unload().errors[0])
+            host.load()
+            assert "upper was only dropped" in str(host.unload().errors[0])
     messages = [record.getMessage() for record in caplog.records]
     assert ["declare nbytes=" in text for text in messages] == [True, False, True, False]
     assert ["was only dropped" in text for text in messages] == [False, True, False, True]
     caplog.clear()
-    with ModelHost(lambda: str.upper, nbytes=5) as host, host.lease():
-        assert host.status().nbytes == 5
-    with ModelHost(Stub) as host:
-        host.load()
-    assert [record.getMessage()[:9] for record in caplog.records] == ["test_mode"]  # The unload.
+    with ModelHost(lambda: str.upper, nbytes=5) as declared, ModelHost(Stub) as closable:
+        assert declared.load() and closable.load() and declared.status().nbytes == 5
+    (record,) = caplog.records
+    assert "was only dropped" in record.getMessage()
 
 
 class Model:
@@ -187,10 +183,9 @@ class Model:
 stub = partial(ModelHost, Stub)
 process = partial(ModelHost, Stub, isolation="process")
 WRONG_TYPES = [
-    *[(ModelHost, {"load": load}, "plain function") for load in (5, None, asyncio.sleep, Model())],
-    *[(stub, {"keep_alive": value}, f"{value!r}.*90s") for value in (None, True, b"5m")],
+    *[(ModelHost, {"load": load}, "plain function") for load in (5, asyncio.sleep, Model())],
+    *[(stub, {"keep_alive": value}, f"{value!r}.*90s") for value in (None, True)],
     (ModelHost, {"load": lambda: 1, "isolation": "process"}, 'isolation="thread"'),
-    (stub, {"keepalive": "5m"}, "keepalive"),
     (stub, {"nbytes": "5"}, "nbytes"),
     (ModelPool, {"keepalive": "5m"}, "keepalive"),
     (ModelPool, {"budget_bytes": "4G"}, r"whole number, such as 4 << 30, got '4G'"),
@@ -203,14 +198,12 @@ WRONG_VALUES = [
     (stub, {"idle": "nap"}, "idle must be"),
     (stub, {"call_timeout_s": 1}, 'need isolation="process"'),
     (stub, {"environment": {}}, 'need isolation="process"'),
-    (stub, {"nbytes": 0}, "nbytes"),
     (stub, {"nbytes": {"gpu": 5}}, "nbytes"),
     (stub, {"max_leases": 0}, "max_leases"),
     (process, {"call_timeout_s": -1}, "call_timeout_s"),
     (ModelPool, {"budget_bytes": 0}, "budget_bytes must be positive"),
     (ModelPool, {"budget_bytes": {"host": -1}}, "host"),
     (ModelPool, {"budget_bytes": {"cuda": 1}}, "cuda:0"),
-    (ModelPool, {"budget_bytes": {"hots": 1}}, "hots"),
     (ModelPool, {"budget_bytes": {}}, "budget_bytes"),
     (ModelPool, {"sleep_bytes": -1}, "sleep_bytes"),
     (ModelPool, {"keep_alive": "soon"}, "keep_alive"),
@@ -246,7 +239,7 @@ def test_keep_alive_counts_from_end_of_last_lease(value, seconds) -> None:
         assert status.expires_in_s == left_s
 
 
-@pytest.mark.parametrize("value", [0.02, 0, "0"])
+@pytest.mark.parametrize("value", [0.02, "0"])
 def test_idle_model_is_unloaded_and_next_lease_loads_it(value) -> None:
     """No thread remains. A keep_alive of 0 keeps a model that was loaded beforehand."""
     before = set(threading.enumerate())
@@ -300,25 +293,17 @@ def test_close_in_the_event_loop_does_not_wait_for_a_lease_of_that_loop() -> Non
 
 
 EXIT = """
-import sys, threading, time
+import threading, time
 from torch_utils import ModelHost, Resource, exit_on_signals
-
 exit_on_signals()
 begun = []
-
-
-def load():
+def hang():
     begun.append(1)
     time.sleep(600)
-
-
 class Slow(Resource):
     def _release(self):
-        begun.append(1)
-        time.sleep(600)
-
-
-kept = [ModelHost(load) for _ in range(3)], [Slow() for _ in range(3)]
+        hang()
+kept = [ModelHost(hang) for _ in range(3)], [Slow() for _ in range(3)]
 for target in [one.load for one in kept[0]] + [one.close for one in kept[1]]:
     threading.Thread(target=target, daemon=True).start()
 while len(begun) < 6:
@@ -329,11 +314,9 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_waits_at_exit_have_one_deadline_together(tmp_path: Path) -> None:
+def test_waits_at_exit_have_one_deadline_together() -> None:
     """Docker kills after ten seconds."""
-    program = tmp_path / "program.py"
-    program.write_text(EXIT)
-    command = [sys.executable, "-W", "ignore", str(program)]
+    command = [sys.executable, "-W", "ignore", "-c", EXIT]
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -345,18 +328,13 @@ def test_waits_at_exit_have_one_deadline_together(tmp_path: Path) -> None:
 
 
 HEAP = """
-import threading
-
-import torch
-
+import threading, torch
 from torch_utils import ModelHost, memory_snapshot, release
-
 host = ModelHost(object)
 torch.zeros(30 << 18)  # Its end raises glibc's thresholds, as a loader's does.
 release(torch.ones(1 << 20))
 before = memory_snapshot().host
 barrier = threading.Barrier(4)
-
 
 def work():
     barrier.wait()
@@ -364,7 +342,6 @@ def work():
     barrier.wait()
     del model
     barrier.wait()
-
 
 threads = [threading.Thread(target=work) for _ in range(4)]
 for thread in threads:
@@ -394,47 +371,6 @@ def test_memory_of_threads_goes_back_to_the_system() -> None:
 
 
 # What status says
-
-
-@pytest.mark.parametrize("switch_s", [0.005, 1e-6])
-def test_status_and_leases_beside_unloads(switch_s: float) -> None:
-    """A lease always has a model, and status never fails or waits, whatever is under way."""
-    torch = pytest.importorskip("torch")
-    host = ModelHost(lambda: torch.nn.Sequential(*[torch.nn.Linear(2, 2)] * 20), keep_alive=0)
-    done = threading.Event()
-
-    def ask() -> None:
-        while not done.is_set():
-            status = host.status()
-            assert status.nbytes in (0, 24)
-            assert status.state in ("unloaded", "loading", "loaded", "unloading")
-
-    def lend() -> None:
-        for _ in range(60):
-            with host.lease() as model:
-                assert len(model) == 20
-        done.set()
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(switch_s)
-    try:
-        assert errors_in_threads(ask, ask, lend) == []
-    finally:
-        sys.setswitchinterval(before)
-    host.close()
-
-
-def test_size_is_that_after_the_last_lease() -> None:
-    """status() does not walk the model, so it does not see what a lease has changed until then."""
-    torch = pytest.importorskip("torch")
-    with ModelHost(lambda: torch.nn.Linear(2, 2, bias=False)) as host:
-        with host.lease() as model:
-            model.cache = torch.zeros(1000)
-            assert host.status().nbytes == 16
-        wait_for(lambda: host.status().nbytes == 4016)
-        with host.lease() as model:
-            del model.cache
-        wait_for(lambda: host.status().nbytes == 16)
 
 
 # Coroutines
@@ -509,7 +445,6 @@ def test_close_waits_for_leases_and_refuses_new_ones() -> None:
     """`aclose` and ``async with`` do it without blocking the loop."""
 
     async def main() -> None:
-        host = ModelHost(Stub, keep_alive=0)
         entered = asyncio.Event()
 
         async def work() -> None:
@@ -520,12 +455,11 @@ def test_close_waits_for_leases_and_refuses_new_ones() -> None:
                     host.lease().__enter__()
                 assert host.status().state == "loaded" and model.use()
 
-        async with host:
+        async with ModelHost(Stub, keep_alive=0) as host:
             task = asyncio.create_task(work())
             await entered.wait()
         await task
-        assert host.status().state == "closed"
-        assert Stub.made[0].closed == 1
+        assert (host.status().state, Stub.made[0].closed) == ("closed", 1)
 
     run(main)
 
@@ -590,14 +524,9 @@ def test_interrupted_load_raises_only_in_its_thread() -> None:
     host.close()
 
 
-async def alend(host: ModelHost[Stub]) -> None:
-    async with host.alease():
-        pass
-
-
 ASKS: dict[str, Callable[[Any], object]] = {
     "lease": lend,
-    "alease": lambda host: asyncio.run(alend(host)),
+    "alease": lambda host: run(host.alease().__aenter__),
     "load": ModelHost.load,
     "unload": ModelHost.unload,
     "close": ModelHost.close,
@@ -609,8 +538,7 @@ def test_load_and_close_refuse_to_wait_for_themselves(ask: Callable[[Any], objec
     host: ModelHost[Any] = ModelHost(lambda: ask(host), name="snake")
     with pytest.raises(TorchUtilsError) as caught:
         host.load()
-    if ask is lend:
-        assert "cannot lease snake from its own load function" in str(caught.value)
+    assert ask is not lend or "cannot lease snake from its own load" in str(caught.value)
     host.close()
     refused = []
 
@@ -620,8 +548,7 @@ def test_load_and_close_refuse_to_wait_for_themselves(ask: Callable[[Any], objec
         except TorchUtilsError:
             refused.append(1)
 
-    host = ModelHost(partial(SimpleNamespace, close=close))
-    host.load()
-    host.unload()
-    host.close()
+    with ModelHost(partial(SimpleNamespace, close=close)) as host:
+        host.load()
+        host.unload()
     assert refused or ask is ModelHost.close

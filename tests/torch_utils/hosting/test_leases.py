@@ -18,16 +18,13 @@ import pytest
 from tests.support.hosting_stub import Stub, run
 from tests.support.threads import errors_in_threads
 from tests.support.waiting import wait_for, wait_for_async
-from torch_utils import (
-    ModelHost,
-    ModelInUseError,
-    TorchUtilsError,
-)
+from torch_utils import ModelHost, ModelInUseError, TorchUtilsError
 
 
+@pytest.mark.usefixtures("hasty")
 def test_model_is_never_unloaded_while_it_is_leased() -> None:
-    """Callers, an unloading thread and a short keep_alive compete."""
-    host = ModelHost(Stub, keep_alive="10ms")
+    """Callers, an unloading thread and a short keep_alive compete. status() never fails."""
+    host = ModelHost(Stub, keep_alive="10ms", nbytes=24)
     refused = []
 
     def is_enough() -> bool:
@@ -49,7 +46,14 @@ def test_model_is_never_unloaded_while_it_is_leased() -> None:
             except ModelInUseError:
                 refused.append(1)
 
-    assert errors_in_threads(*[work] * 6, unload) == []
+    def ask() -> None:
+        while not is_enough():
+            status = host.status()
+            assert status.nbytes in (0, 24)
+            assert status.state in ("unloaded", "loading", "loaded", "unloading")
+            time.sleep(0.001)
+
+    assert errors_in_threads(*[work] * 6, unload, ask) == []
     host.close()
     status = host.status()
     assert status.loads == status.unloads == len(Stub.made)
@@ -94,24 +98,25 @@ def test_leases_are_lent_in_the_order_of_their_requests() -> None:
         async with host.alease(timeout_s=60):
             order.append(number)
 
-    threads = list[threading.Thread]()
-    for number in range(8):
-        ask = partial(run, partial(alend, number)) if number % 2 else partial(lend, number)
-        threads.append(threading.Thread(target=ask))
-        threads[-1].start()
+    def begin(ask: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=ask)
+        thread.start()
         time.sleep(0.05)
+        return thread
+
+    threads = []
+    for number in range(0, 6, 2):
+        threads.append(begin(partial(lend, number)))
+        threads.append(begin(partial(run, partial(alend, number + 1))))
     go_on.set()
     for thread in threads:
         thread.join()
-    assert order == list(range(8))
     with host.lease() as model:
-        taker = threading.Thread(target=lend, args=(8,))
-        taker.start()
-        time.sleep(0.05)
+        waiting = begin(partial(lend, 6))
         assert model.use()
-    lend(9)  # It must not overtake.
-    taker.join()
-    assert order[8:] == [8, 9]
+    lend(7)  # It must not overtake.
+    waiting.join()
+    assert order == list(range(8))
     host.close()
 
 
@@ -120,18 +125,18 @@ def test_context_variables_reach_calls_and_loads() -> None:
     request: ContextVar[str] = ContextVar("request", default="-")
     seen = []
 
-    async def main() -> None:
-        def load() -> Stub:
-            seen.append(request.get())
-            return Stub()
+    def load() -> Stub:
+        seen.append(request.get())
+        return Stub()
 
+    async def main() -> None:
         async def ask(name: str) -> str:
             request.set(name)
             return await host.call(lambda model: (time.sleep(0.01), request.get())[1])
 
         request.set("the first")
         async with ModelHost(load) as host:
-            assert await host.call(lambda model: request.get()) == "the first"
+            await host.call(Stub.use)
             names = [f"request {n}" for n in range(8)]
             assert await asyncio.gather(*map(ask, names)) == names
             request.set("the second")
@@ -159,23 +164,24 @@ def test_functions_that_have_to_be_awaited_are_refused() -> None:
     def stream(model: Stub) -> Iterator[int]:
         yield model.use()
 
-    async def main(host: ModelHost[Stub]) -> None:
-        for function in (use, stream):
-            with pytest.raises(TypeError, match=rf"{function.__name__}\(\) has to be awaited or"):
-                await host.call(partial(_call, function))
-        assert await host.call(lambda model: model.use()) == 1
+    async def main() -> None:
+        async with ModelHost(Stub) as host:
+            with pytest.raises(TypeError, match="async with"):
+                await host.call(use)
+            for function in (use, stream):
+                with pytest.raises(
+                    TypeError, match=rf"{function.__name__}\(\) has to be awaited or"
+                ):
+                    await host.call(lambda model, function=function: function(model))
+            assert await host.call(Stub.use) == 1
 
+    run(main)
     for load in (AsyncLoader(), AsyncLoader().__call__, partial(AsyncLoader().__call__)):
         with pytest.raises(TypeError, match="plain function"):
             ModelHost(load)
     with ModelHost(lambda: AsyncLoader()()) as host:
-        with (
-            pytest.raises(TypeError, match=r"has to be awaited.*with a plain function"),
-            host.lease(),
-        ):
-            pass
-    with ModelHost(Stub) as host:
-        run(partial(main, host))
+        with pytest.raises(TypeError, match=r"has to be awaited.*with a plain function"):
+            host.load()
 
 
 def test_cancelled_call_keeps_the_model_until_its_function_returns() -> None:
@@ -188,27 +194,23 @@ def test_cancelled_call_keeps_the_model_until_its_function_returns() -> None:
         used.append(model.use())
 
     async def main() -> None:
-        host = ModelHost(Stub, keep_alive=0)
-        task = asyncio.create_task(host.call(work))
-        await wait_for_async(begun.is_set)
-        task.cancel()
-        await asyncio.wait([task])
-        with pytest.raises(ModelInUseError, match="in main"):
-            host.unload()
-        go_on.set()
-        await wait_for_async(lambda: host.status().state == "unloaded")
-        with pytest.raises(ZeroDivisionError):
-            await host.call(lambda model: 1 / 0)
-        with pytest.raises(TypeError, match="async with"):
-            _ = await host.call(asyncio.sleep)
-        await host.aclose()
+        async with ModelHost(Stub, keep_alive=0) as host:
+            task = asyncio.create_task(host.call(work))
+            await wait_for_async(begun.is_set)
+            task.cancel()
+            await asyncio.wait([task])
+            with pytest.raises(ModelInUseError, match="in main"):
+                host.unload()
+            go_on.set()
+            await wait_for_async(lambda: host.status().state == "unloaded")
+            with pytest.raises(ZeroDivisionError):
+                await host.call(lambda model: 1 / 0)
 
     run(main)
     assert used == [1]
 
 
 def test_garbage_collected_lease_ends() -> None:
-    """Also if another thread collects it."""
     host = ModelHost(Stub, keep_alive=0)
     lease = host.lease()
     lease.__enter__()

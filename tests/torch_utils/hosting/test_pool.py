@@ -31,7 +31,8 @@ from torch_utils import (
 torch = pytest.importorskip("torch")
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")  # Releases collect garbage.
+from torch_utils.hosting import pool as module  # noqa: E402
+
 SOON_S = 0.2
 WAIT_S = 60.0
 MB = 1 << 20
@@ -94,36 +95,23 @@ def test_lent_model_is_not_evicted_and_error_names_it() -> None:
             assert "a has 10" in text
 
 
-def test_load_waits_for_room_until_a_lease_ends() -> None:
-    async def main() -> None:
-        async with pool.alease("a"):
-            pending = asyncio.create_task(pool.call("b", is_whole, timeout_s=WAIT_S))
-            await wait_for_async(lambda: pool.status()["b"].state == "loading")
-            assert not pending.done()
-        assert await pending
-
-    with make(ModelPool(max_loaded=1), a=1, b=1) as pool:
-        asyncio.run(main())
-        assert loaded(pool) == ["b"]
-
-
-@pytest.mark.parametrize("end", ["unload", "remove"])
-def test_model_that_waits_for_room_can_be_unloaded_and_removed(end: str) -> None:
-    """Here the caller itself holds what takes the room, so it must not wait."""
+@pytest.mark.parametrize("act", ["wait", "unload", "remove"])
+def test_load_waits_for_room_until_a_lease_ends(act: str) -> None:
+    """The model can be unloaded and removed meanwhile, also by the caller that takes the room."""
 
     async def main() -> None:
         async with pool.alease("a"):
             pending = asyncio.create_task(pool.call("b", is_whole, timeout_s=WAIT_S))
             await wait_for_async(lambda: pool.status()["b"].state == "loading")
-            assert not getattr(pool, end)("b").freed_bytes
-            if end == "remove":
-                assert "b" not in pool
+            assert act == "wait" or not getattr(pool, act)("b").freed_bytes
+            if act == "remove":
                 with pytest.raises(ResourceClosedError, match="add it to its pool"):
                     await pending
-        assert end == "remove" or await pending
+        assert act == "remove" or await pending
 
     with make(ModelPool(max_loaded=1), a=1, b=1) as pool:
         asyncio.run(main())
+        assert loaded(pool) == (["a"] if act == "remove" else ["b"])
 
 
 def test_model_that_can_never_fit_evicts_no_other() -> None:
@@ -197,21 +185,24 @@ def test_shared_storage_counts_once(holders: ModelPool) -> None:
 
 
 def test_what_callers_keep_of_an_unloaded_model_still_counts(holders: ModelPool) -> None:
+    """Until they drop it, while a load waits."""
     kept = []
     for name in "ab":
         with holders.lease(name) as model:
             kept.append(model.tensor)
     with pytest.raises(NoRoomError, match=r"a has 4\.2 MB .*callers keep"), holders.lease("c", 0):
         pass
-    kept.clear()
-    use(holders, "c")
-    assert loaded(holders) == ["c"]
+    threading.Timer(0.05, kept.clear).start()
+    with holders.lease("c", WAIT_S):
+        assert loaded(holders) == ["c"]
 
 
 def test_growth_of_a_loaded_model_counts(holders: ModelPool) -> None:
+    """After the lease that has changed it: status() does not walk the model."""
     use(holders, "a", "b")
     with holders.lease("a") as model:
         model.cache = tensor(3)
+        assert holders.status()["a"].nbytes_by_device == {"host": 4 * MB}
     wait_for(lambda: holders.status()["a"].nbytes_by_device == {"host": 7 * MB})
     use(holders, "c")
     assert loaded(holders) == ["c"]
@@ -236,17 +227,18 @@ class Card:
         return MemorySnapshot(devices={"host": memory})
 
 
-def test_auto_budget_is_what_the_card_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Free memory and torch's unused cache, without a tenth; other processes count."""
-    from torch_utils.hosting import pool as module
-
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
     monkeypatch.setattr(module, "memory_snapshot", card.snapshot)
+    return card
+
+
+def test_auto_budget_is_what_the_card_has(card: Card) -> None:
+    """Free memory and torch's unused cache, without a tenth; other processes count."""
     with ModelPool(budget_bytes="auto", keep_alive=-1) as pool:
         make(pool, card.tensor, a=40, b=40, c=40, d=95)
-        use(pool, "a", "b")
-        assert loaded(pool) == ["a", "b"]
-        use(pool, "c")
+        use(pool, "a", "b", "c")
         assert loaded(pool) == ["b", "c"]
         card.others = 20 * MB
         use(pool, "a")
@@ -263,102 +255,70 @@ def test_auto_budget_is_what_the_card_has(monkeypatch: pytest.MonkeyPatch) -> No
         assert loaded(pool) == ["b"]
 
 
-def test_auto_budget_waits_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_budget_waits_for_another_process(card: Card) -> None:
     """Until the time is up, whether or not the pool has other models."""
-    from torch_utils.hosting import pool as module
 
-    card = Card()
-    monkeypatch.setattr(module, "memory_snapshot", card.snapshot)
-
-    def lend() -> None:
-        with pool.lease("a", WAIT_S) as model:
+    def lend(timeout_s: float = WAIT_S) -> None:
+        with pool.lease("a", timeout_s) as model:
             assert is_whole(model)
 
     def call() -> None:
         assert asyncio.run(pool.call("a", is_whole, timeout_s=WAIT_S))
 
     with make(ModelPool(budget_bytes="auto"), card.tensor, a=40, b=5) as pool:
-        for ask in (lend, call):
-            for beside in (contextlib.nullcontext(), pool.lease("b")):
-                card.others = 60 * MB
-                with beside:
-                    for timeout_s in (0, 0.1):
-                        began = time.monotonic()
-                        with pytest.raises(NoRoomError, match="host has room for"):
-                            pool.lease("a", timeout_s).__enter__()
-                        assert time.monotonic() - began >= timeout_s
-                    threading.Timer(0.2, partial(setattr, card, "others", 0)).start()
-                    ask()
-                pool.unload("a")
+        for ask, beside in ((lend, contextlib.nullcontext()), (call, pool.lease("b"))):
+            card.others = 60 * MB
+            with beside:
+                for timeout_s in (0, 0.05):
+                    began = time.monotonic()
+                    with pytest.raises(NoRoomError, match="host has room for"):
+                        lend(timeout_s)
+                    assert time.monotonic() - began >= timeout_s
+                threading.Timer(0.1, partial(setattr, card, "others", 0)).start()
+                ask()
+            pool.unload("a")
 
 
-def test_kept_parts_may_be_dropped_while_a_load_waits(holders: ModelPool) -> None:
-    kept = []
-    for name in "ab":
-        with holders.lease(name) as model:
-            kept.append(model.tensor)
-    threading.Timer(0.2, kept.clear).start()
-    with holders.lease("c", WAIT_S) as model:
-        assert is_whole(model)
-
-
-def test_pinned_model_is_not_evicted(caplog: pytest.LogCaptureFixture) -> None:
+def test_pinned_model_is_not_evicted() -> None:
     """The error names it. A pinned model that found no room is loaded when there is room."""
     with make(ModelPool(max_loaded=1, keep_alive=-1), b=1, c=1) as pool:
         pool.add("a", partial(tensor, 1), keep_alive=-1)
         use(pool, "b", "c")  # The pool's own keep_alive pins nothing.
         assert loaded(pool) == ["c"]
-        with pool.lease("c"), pytest.raises(NoRoomError, match="no room for a"):
-            pool.lease("a", SOON_S).__enter__()
+        with pool.lease("c"), pytest.raises(NoRoomError, match=r"no room for a.* 1 open lease"):
+            asyncio.run(pool.call("a", is_whole, timeout_s=SOON_S))
         wait_for(lambda: loaded(pool) == ["a"])
         for timeout_s in (None, WAIT_S):
             with pytest.raises(NoRoomError, match=r"a has .* \(pinned by keep_alive=-1\)"):
                 pool.lease("b", timeout_s).__enter__()
-        assert loaded(pool) == ["a"]
         pool.unload("a")
         use(pool, "b")
         assert loaded(pool) == ["b"]
-        with pool.lease("b"), pytest.raises(NoRoomError, match=r"b has .* 1 open lease") as caught:
-            asyncio.run(pool.call("a", is_whole, timeout_s=SOON_S))
-        assert "pinned by" not in str(caught.value)
-        wait_for(lambda: loaded(pool) == ["a"])
 
 
 def test_memory_of_a_process_is_lent_when_the_card_has_it_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The driver needs a moment for it."""
-    from torch_utils.hosting import pool as module
-
-    total, ended_at, seen = 100 * MB, list[float](), list[int]()
+    total, pids, polls, seen = 100 * MB, list[int](), list[int](), list[int]()
 
     def snapshot() -> Any:
-        has_it_back = ended_at and time.monotonic() > ended_at[0] + SOON_S
-        free = total if has_it_back or not seen else total - 60 * MB
+        polls.extend(pid for pid in pids if not is_there(pid))
+        free = total if len(polls) >= 5 else total - 60 * MB
         return MemorySnapshot(devices={"cuda:0": DeviceMemory(0, 0, free, total)})
 
     def load() -> Any:
-        seen.append(snapshot().devices["cuda:0"].free_bytes)
+        seen.append(len(polls))
         return tensor(1)
 
     monkeypatch.setattr(module, "memory_snapshot", snapshot)
-    for budget in ({"cuda:0": total}, "auto"):
-        ended_at.clear()
-        seen.clear()
-        with ModelPool(budget_bytes=budget, headroom_bytes=1) as pool:
-            pool.add("a", hosted_models.Model, isolation="process", nbytes={"cuda:0": 60 * MB})
-            pool.add("b", load, nbytes={"cuda:0": 60 * MB})
-            with pool.lease("a") as model:
-                pid = model.pid()
-            seen.append(0)
-
-            def watch(pid: int = pid) -> None:
-                wait_for(lambda: not is_there(pid))
-                ended_at.append(time.monotonic())
-
-            threading.Thread(target=watch).start()
-            with pool.lease("b", WAIT_S):
-                assert seen == [0, total]
+    with ModelPool(budget_bytes={"cuda:0": total}) as pool:
+        pool.add("a", hosted_models.Model, isolation="process", nbytes={"cuda:0": 60 * MB})
+        pool.add("b", load, nbytes={"cuda:0": 60 * MB})
+        with pool.lease("a") as model:
+            pids.append(model.pid())
+        use(pool, "b")
+    assert seen == [5]
 
 
 def test_removed_model_is_unloaded_and_forgotten() -> None:
@@ -367,8 +327,6 @@ def test_removed_model_is_unloaded_and_forgotten() -> None:
             pool.remove("a")
         assert "a" in pool and pool.remove("a").freed_bytes == {"host": MB}
         assert "a" not in pool and list(pool.status()) == ["b"]
-        with pytest.raises(UnknownModelError):
-            pool.lease("a")
         make(pool, a=2)
         use(pool, "a", "b")
 
@@ -417,7 +375,6 @@ def test_wrong_timeouts_are_refused(wrong: Any) -> None:
         for function in (partial(pool.lease, "a"), partial(pool.alease, "a"), pool.close):
             with pytest.raises((TypeError, ValueError), match=r"(timeout|deadline)_s must be "):
                 function(wrong)
-        use(pool, "a")
 
 
 def test_wrong_names_are_refused() -> None:

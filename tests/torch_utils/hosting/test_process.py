@@ -74,17 +74,15 @@ def test_proxy_calls_methods_and_reads_attributes() -> None:
     host.close()
 
 
-@pytest.mark.parametrize("count", [0, 10, 100_000, 3_000_000])
-@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("count", "order"), [(0, "C"), (10, "F"), (100_000, "F"), (600_000, "C")])
 def test_arrays_are_transferred_intact_and_writable(shared, count: int, order: str) -> None:
+    """Also those of more than 4 MiB, whose memory is mapped."""
     sent = np.asarray(np.random.default_rng(count).random((2, count // 2)), np.float64, order=order)
-    received = shared.echo(sent)
+    received, text, part = shared.echo([sent, b"x" * count, sent[:, ::2]])
     assert received.dtype == sent.dtype
-    assert np.array_equal(received, sent)
+    assert np.array_equal(received, sent) and np.array_equal(part, sent[:, ::2])
+    assert text == b"x" * count
     received += 1
-    parts = shared.echo([sent[:, ::2], b"x" * count])
-    assert np.array_equal(parts[0], sent[:, ::2])
-    assert parts[1] == b"x" * count
 
 
 def test_concurrent_threads_get_their_own_results(shared) -> None:
@@ -108,15 +106,10 @@ def test_exceptions_keep_their_type_and_traceback(
     with pytest.raises(ValueError, match="no such text") as caught:
         shared.fail()
     assert "in fail\n" in "".join(traceback.format_exception(caught.value))
-    with pytest.raises(MemoryError):
-        shared.out_of_memory()
-    for kind, text in {
-        "Picky": r"Picky\('one and two'\)",
-        "KeyboardInterrupt": "stub raised",
-    }.items():
-        with pytest.raises(ModelProcessError, match=text):
-            shared.fail(kind)
-    assert shared.echo(0) == 0
+    with pytest.raises(ModelProcessError, match=r"Picky\('one and two'\)"):
+        shared.fail("Picky")
+    with pytest.raises(ModelProcessError, match="stub raised"):
+        shared.fail("KeyboardInterrupt")
     (tmp_path / "only_in_the_child.py").write_text("class Trouble(RuntimeError): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with host_of() as host, host.lease() as model:
@@ -150,8 +143,6 @@ def test_failed_load_raises_and_ends_the_process() -> None:
 
 ENDS = {
     "sys.exit": "exit code 3",
-    "_exit": "exit code 4",
-    "abort": "SIGABRT",
     "kill": "(SIGKILL)",
     "hang": "a call took longer than 2 s",
 }
@@ -244,21 +235,20 @@ def test_timeout_of_a_lease_limits_the_start_of_the_process() -> None:
 
 def test_signals_to_the_group_reach_only_the_parent(host, tmp_path: Path) -> None:
     """Calls go on; programs and forks that the model starts get the signals."""
-    begun = tmp_path / "begun"
+    go_on, pids = tmp_path / "go on", []
+
+    def send() -> None:
+        wait_for(lambda: list(tmp_path.iterdir()))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pids[0], number)
+        go_on.touch()
+
     with host.lease() as model:
-        pid = model.pid()
-
-        def send() -> None:
-            wait_for(begun.exists)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                os.kill(pid, number)
-
-        helper = threading.Thread(target=send)
-        helper.start()
-        assert model.touch_and_nap(str(begun)) == "rested"
-        helper.join()
+        pids.append(model.pid())
+        answer, _ = in_threads(lambda: model.note_and_wait(1, str(go_on)), send)
+        assert answer == 1
         assert model.end_children() == [-signal.SIGTERM] * 2
-        assert model.pid() == pid
+        assert model.pid() == pids[0]
 
 
 def test_freed_bytes_are_anonymous_memory(host) -> None:
@@ -289,7 +279,8 @@ def test_forked_child_can_neither_call_nor_end_the_process(shared) -> None:
 # Interrupts
 
 
-def test_interrupts_never_mix_up_results_or_keep_locks(host) -> None:
+@pytest.mark.parametrize("at_most", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_interrupts_never_mix_up_results_or_keep_locks(host, at_most: int) -> None:
     """The next answer is the next call's, or an error.
 
     Another thread asks for it, while the interrupt's traceback, and so its frames, are alive.
@@ -313,7 +304,7 @@ def test_interrupts_never_mix_up_results_or_keep_locks(host) -> None:
             assert answer == -place.number, "the answer to another call"
             counts["answered"] += 1
 
-    how: dict[str, Any] = {"package": "torch_utils", "minimum": 20, "at_most": 30}
+    how: dict[str, Any] = {"package": "torch_utils", "minimum": at_most // 2, "at_most": at_most}
     interrupt_everywhere(check, **how, deliver=interrupt)
     assert all(counts.values()), counts
 
@@ -321,9 +312,7 @@ def test_interrupts_never_mix_up_results_or_keep_locks(host) -> None:
 # Programs
 
 PRELUDE = """
-import sys
-from contextlib import suppress
-from functools import partial
+import os, sys, threading, time
 from tests.support.hosted_models import Model
 from torch_utils import ModelHost, is_out_of_memory
 def start(load):
@@ -331,51 +320,36 @@ def start(load):
 """
 
 
-def run_program(source: str, *arguments: str, as_file: bool = False, **how: Any) -> Result:
-    return run(PRELUDE + source, *arguments, options=("-W", "error"), as_file=as_file, **how)
+def run_program(source: str, *arguments: str) -> Result:
+    return run(PRELUDE + source, *arguments, options=("-W", "error"), as_file=True)
 
 
-def test_process_ends_with_the_program() -> None:
-    result = run_program("host = start(Model)\nwith host.lease() as model: print(model.pid())")
-    assert_clean(result)
-    assert not is_there(int(result.stdout))
-
-
-def test_parent_does_not_import_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("class OutOfMemoryError(RuntimeError): pass\n")
+def test_process_ends_with_the_program_and_shares_its_output() -> None:
+    """The main module is not imported again for a load function of another module."""
     result = run_program(
         """
-class Torch:
-    def fail(self):
-        import torch
-        raise torch.OutOfMemoryError("CUDA out of memory")
-if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[1])
-    with start(Torch) as host, host.lease() as model:
-        try:
-            model.fail()
-        except Exception as error:
-            print(type(error).__name__, is_out_of_memory(error))
-    assert "torch" not in sys.modules and "numpy" not in sys.modules
-""",
-        str(tmp_path),
-        as_file=True,
+host = start(Model)
+with host.lease() as model:
+    print(model.pid(), flush=True)
+    model.say(300_000)
+"""
     )
-    assert_clean(result)
-    assert result.stdout.split() == ["ModelProcessError", "True"]
+    assert result.returncode == 0, str(result)
+    pid, stdout = result.stdout.split("\n", 1)
+    assert not is_there(int(pid))
+    assert stdout == "to stdout " * 300_000 + "\n"
+    assert result.stderr == "to stderr " * 300_000 + "\n"
 
 
 def test_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     """Even in a call that keeps the GIL. A fork of the parent does not keep it alive."""
-    begun = tmp_path / "begun"
     result = run_program(
-        f"""
-import os, threading, time
+        """
 lease = start(Model).lease()
 model = lease.__enter__()
 print(model.pid(), flush=True)
 def kill():
-    while not os.path.exists({str(begun)!r}):
+    while not os.path.exists(sys.argv[1]):
         time.sleep(0.01)
     os.kill(os.getpid(), 9)
 if os.fork() == 0:
@@ -383,45 +357,40 @@ if os.fork() == 0:
     time.sleep(60)
     os._exit(0)
 threading.Thread(target=kill, daemon=True).start()
-model.touch_and_spin({str(begun)!r})
-"""
+model.touch_and_spin(sys.argv[1])
+""",
+        str(tmp_path / "begun"),
     )
     assert result.returncode == -9, str(result)
     wait_for(lambda: not is_there(int(result.stdout)))
 
 
-def test_output_of_the_process_is_the_parents() -> None:
-    result = run_program(
-        "with start(Model) as host, host.lease() as model:\n"
-        "    assert model.say(300_000) == 300_000"
-    )
-    assert result.returncode == 0, str(result)
-    assert result.stdout == "to stdout " * 300_000 + "\n"
-    assert result.stderr == "to stderr " * 300_000 + "\n"
-
-
 MAIN = """
-class Mine(Exception):
-    pass
 class Own:
-    def echo(self, value): return value
-    def fail(self): raise Mine("mine")
+    def echo(self, value):
+        return value
+    def fail(self):
+        import torch
+        raise torch.OutOfMemoryError("CUDA out of memory")
 {guard}
-    with start(partial(Own)) as host, host.lease() as model, suppress(Mine):
+    sys.path.insert(0, sys.argv[1])
+    with start(Own) as host, host.lease() as model:
         print(model.echo(Own()).echo(3))
-        model.fail()
+        try:
+            model.fail()
+        except Exception as error:
+            print(type(error).__name__, is_out_of_memory(error))
+    assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
 
 
-def test_main_module_is_imported_only_if_needed() -> None:
-    """It is a file then, and its code is guarded. Errors say so."""
-    guarded = MAIN.format(guard='if __name__ == "__main__":')
-    loads = "print('once')\nwith start(Model) as host: host.load()"
-    for source, stdout in ((guarded, "3\n"), (loads, "once\n")):
-        result = run_program(source, as_file=True)
-        assert_clean(result)
-        assert result.stdout == stdout
-    result = run_program(MAIN.format(guard="if True:"), as_file=True)
+def test_classes_of_a_guarded_main_module_are_found(tmp_path: Path) -> None:
+    """The parent does not import torch for an error of torch. Wrong modules get an error."""
+    (tmp_path / "torch.py").write_text("class OutOfMemoryError(RuntimeError): pass\n")
+    result = run_program(MAIN.format(guard='if __name__ == "__main__":'), str(tmp_path))
+    assert_clean(result)
+    assert result.stdout == "3\nModelProcessError True\n"
+    result = run_program(MAIN.format(guard="if True:"), str(tmp_path))
     assert result.returncode == 1
     assert 'guard that code with `if __name__ == "__main__":`' in result.stderr
     result = run(Path("-"), stdin=f"{PRELUDE}class Own: pass\nstart(Own)")
