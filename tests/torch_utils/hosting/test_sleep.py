@@ -8,13 +8,12 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.support.programs import run_forked
+from tests.support.programs import assert_clean, run_forked
 from tests.support.threads import errors_in_threads
 from tests.support.waiting import wait_for
 from torch_utils import ModelHost, ModelInUseError, ModelPool, NoRoomError, offload, release
@@ -102,23 +101,19 @@ def test_training_goes_on_after_a_nap() -> None:
         net.first.weight.register_hook(lambda gradient: called.append("before"))
         net.first.weight.register_post_accumulate_grad_hook(lambda weight: called.append("after"))
         handle = net.first.bias.register_hook(lambda gradient: called.append("never"))
-        nap = partial(offload, net, optimizer) if naps else nullcontext
-        for step in range(3):
+        handle.remove()
+        for _ in range(3):
             net(torch.ones(2, 20)).backward()
-            with nap() as offloaded:
-                assert net.first.weight.grad is not None
-                assert not naps or offloaded.left == ()
-            if step == 0:
-                handle.remove()
-                called.clear()
+            if naps:
+                with offload(net, optimizer) as offloaded:
+                    assert net.first.weight.grad is not None and offloaded.left == ()
             optimizer.step()
             optimizer.zero_grad()
-            nap().__exit__(None, None, None)
         return [one.detach().clone() for one in net.parameters()], called
 
     (weights, called), (expected, expected_called) = train(True), train(False)
     assert all(map(torch.equal, weights, expected))
-    assert called == expected_called == ["before", "after"] * 2
+    assert called == expected_called == ["before", "after"] * 3
 
 
 SHARES: dict[str, Callable[[Any], Any]] = {  # what else refers to a weight
@@ -180,14 +175,18 @@ STUBBORN: dict[str, Callable[[], Any]] = {
     "script": lambda: torch.jit.script(torch.nn.Linear(2, 2)),
     "compiled": lambda: torch.compile(torch.nn.Linear(2, 2), backend="eager"),
     "compiled call": with_compiled_call,
-    "sparse": lambda: torch.ones(3, 3).to_sparse(),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8),
+    "sparse": lambda: torch.ones(3, 3).to_sparse(),
     "dispatching": lambda: torch.Tensor._make_subclass(Dispatching, torch.ones(3)),  # noqa: SLF001
 }
+QUICK = ("sparse", "dispatching")
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*", "ignore:.*torch.jit.*")
-@pytest.mark.parametrize("kind", STUBBORN)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in STUBBORN],
+)
 def test_model_that_cannot_move_is_refused_and_unloads(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,7 +320,6 @@ def test_unload_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyP
     assert were_whole == [True] and memory.is_gone()
 
 
-@pytest.mark.usefixtures("frozen_heap")
 def test_many_naps_and_unloads_leave_nothing_behind() -> None:
     with ModelHost(lambda: torch.nn.Linear(30, 30), keep_alive=-1) as host:
         counts = []
@@ -357,14 +355,14 @@ def test_evicted_models_sleep_within_their_budget() -> None:
         assert [one.loads for one in pool.status().values()] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("sleep_bytes", [0, "auto", 3 * MB])
+@pytest.mark.parametrize("sleep_bytes", [0, 3 * MB])
 def test_eight_threads_share_a_budget_of_two_models(sleep_bytes: Any) -> None:
     with ModelPool(budget_bytes=2 * MB, sleep_bytes=sleep_bytes, keep_alive=-1) as pool:
         for index in range(4):
             pool.add(str(index), layer(1, index))
 
         def work(number: int) -> None:
-            for turn in range(30):
+            for turn in range(15):
                 index = (number + turn * 3) % 4
                 with pool.lease(str(index), timeout_s=WAIT_S) as model:
                     values = model[0].detach()
@@ -398,19 +396,17 @@ def test_pool_makes_room_when_memory_runs_out(out_of_memory: Conditions) -> None
 # Programs
 
 PROGRAM = """
-import os, signal, sys, threading, time, torch, warnings
+import asyncio, os, signal, sys, threading, time, torch, warnings
 from torch_utils import ModelHost, exit_on_signals
-warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
 from torch_utils.hosting import sleep
+warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
 sleep.STAYING.discard("cpu")
 exit_on_signals()
 host = ModelHost(lambda: torch.nn.Linear(50, 50), idle="sleep", keep_alive=-1)
 host.load()
 """
 
-ENDS = {
-    "fork": """
-import asyncio
+FORK = """
 def use():
     return asyncio.run(host.call(lambda model: model.weight.numel()))
 assert use() == 2500
@@ -423,24 +419,21 @@ if not pid:
     sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 assert host.status().state == "asleep"  # So it is closed at exit.
-""",
-    "storm": """
+"""
+STORM = """
 def nap():
-    while True:
-        host.sleep(); host.wake()
+    while host.sleep() is not None:
+        host.wake()
 threading.Thread(target=nap, daemon=True).start()
 time.sleep(.2)
-os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)
-""",
-}
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+"""
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("end", ENDS)
-def test_program_ends_cleanly_in_every_state(end: str) -> None:
-    result = run_forked(PROGRAM + ENDS[end])
-    assert result.returncode == (143 if end == "storm" else 0), str(result)
-    assert result.stderr == "", str(result)
+@pytest.mark.parametrize(("program", "returncode"), [(FORK, 0), (STORM, 143)], ids=["fork", "nap"])
+def test_program_ends_cleanly_in_every_state(program: str, returncode: int) -> None:
+    assert_clean(run_forked(PROGRAM + program), returncode)
 
 
 class Sleeper:
