@@ -1,9 +1,8 @@
-"""Tests of the metrics, also in forked children and in destructors."""
+"""Tests of the metrics, also in forked children."""
 
 import json
 import re
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,8 @@ from tests.support.programs import ROOT, assert_clean, run_forked
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 
 PRELUDE = """
-import gc, sys, threading
+import sys, threading
+from contextlib import suppress
 import prometheus_client as client
 from torch_utils import ModelHost, Resource, find_batch_size, release
 from torch_utils.prometheus import register
@@ -26,9 +26,9 @@ class Index(Resource):
 """
 
 
-def program(body: str, *arguments: str) -> str:
+def program(body: str) -> str:
     """Run a program that must leave cleanly; return its stdout."""
-    result = run_forked(PRELUDE + textwrap.dedent(body), *arguments, quick_end=True)
+    result = run_forked(PRELUDE + textwrap.dedent(body), quick_end=True)
     assert_clean(result)
     return result.stdout
 
@@ -70,85 +70,72 @@ def test_releases_and_retries_are_counted_and_the_dashboard_shows_every_metric()
     assert asked == set(re.findall(r"^# TYPE (torch_utils_\w+?)(?:_total)? ", text, re.MULTILINE))
 
 
-def test_loads_unloads_and_leases_are_exported(tmp_path: Path) -> None:
-    (tmp_path / "dies.py").write_text(
-        "import os\nclass Model:\n    def die(self):\n        os._exit(3)\n"
-    )
+def test_loads_unloads_and_leases_are_exported() -> None:
     output = program(
         r"""
+        import os, signal, time
+        from tests.support.hosted_models import Model
         from torch_utils import ModelPool, ModelProcessError
-        sys.path.insert(0, sys.argv[1])
-        import dies, time
         register()
+
+        def counts(name):
+            reasons = ("requested", "idle", "evicted", "closed", "lost")
+            unloads = {r: value("model_unloads_total", model=name, reason=r) for r in reasons}
+            return {reason: int(count) for reason, count in unloads.items() if count}
+
+        def loads(name, outcome):
+            return value("model_loads_total", model=name, outcome=outcome)
 
         def fail():
             raise OSError("no such file")
 
-        def unloads(name):
-            reasons = ("requested", "idle", "evicted", "closed", "lost")
-            counts = {r: value("model_unloads_total", model=name, reason=r) for r in reasons}
-            return {reason: int(count) for reason, count in counts.items() if count}
-
         host = ModelHost(Index, name="one", keep_alive="1ms")
         with host.lease(), host.lease():
-            client.generate_latest()
             print(value("model_leases", model="one"), value("model_loaded", model="one"))
         while value("model_loaded", model="one"):
             time.sleep(0.01)
-            client.generate_latest()
-        print(value("model_leases", model="one"), unloads("one"))
-        print(value("model_loads_total", model="one", outcome="success"))
+        print(value("model_leases", model="one"), counts("one"), loads("one", "success"))
         print(value("model_load_duration_seconds_count", model="one"))
 
         broken = ModelHost(fail, name="broken")
         for _ in range(2):
-            try:
+            with suppress(OSError):
                 broken.load()
-            except OSError:
-                pass
-        print(value("model_loads_total", model="broken", outcome="error"))
+        print(loads("broken", "error"))
 
-        pool = ModelPool(max_loaded=1)
-        first, second = pool.add("first", Index), pool.add("second", Index)
-        first.load()
-        second.load()
-        print(unloads("first"), value("model_loaded", model="first"))
-        pool.unload("second")
-        second.load()
-        pool.close()
-        print(unloads("second"))
+        with ModelPool(max_loaded=1) as pool:
+            first, second = pool.add("first", Index), pool.add("second", Index)
+            for _ in range(2):
+                first.load()
+                second.load()
+                pool.unload("second")
+            second.load()
+        print(counts("first"), counts("second"))
 
         # Hosts of one name are added.
         same, other = (ModelHost(Index, name="same") for _ in range(2))
         with same.lease(), same.lease(), other.lease():
             print(value("model_leases", model="same"), value("model_loaded", model="same"))
-        host.close(), broken.close(), same.close(), other.close()
 
         for name in ("two\nlines", "\ud800"):  # Labels are valid.
             with ModelHost(Index, name=name) as named:
                 named.load()
         client.generate_latest()
-        print(unloads("two\nlines"), unloads(r"\ud800"))
+        print(counts("two\nlines"), counts(r"\ud800"))
 
-        with ModelHost(dies.Model, name="dies", isolation="process") as dying:
-            with dying.lease() as model:
-                try:
-                    model.die()
-                except ModelProcessError:
-                    pass
-            dying.unload()
-            print(unloads("dies"), value("model_leases", model="dies"))
-        """,
-        str(tmp_path),
+        with ModelHost(Model, name="dies", isolation="process") as dying:
+            with dying.lease() as model, suppress(ModelProcessError):
+                os.kill(model.pid(), signal.SIGKILL)
+                model.pid()
+        print(counts("dies"), value("model_leases", model="dies"))
+        """
     )
     assert output.splitlines() == [
         "2.0 1.0",
-        "0.0 {'idle': 1}",
-        "1.0",
+        "0.0 {'idle': 1} 1.0",
         "1.0",
         "2.0",
-        "{'evicted': 1} 0.0",
-        "{'requested': 1, 'closed': 1}",
+        "{'evicted': 2} {'requested': 2, 'closed': 1}",
         "3.0 2.0",
         "{'closed': 1} {'closed': 1}",
         "{'lost': 1} 0.0",
@@ -162,7 +149,7 @@ def test_asgi_app_serves_each_process_by_itself() -> None:
         import asyncio, os, signal, torch, warnings
         from torch_utils.prometheus import asgi_app
         warnings.filterwarnings("ignore", message=".*multi-threaded")  # From Python 3.12 on.
-        app = asgi_app()
+        app, stop = asgi_app(), threading.Event()
 
         def scrape():
             sent = []
@@ -172,20 +159,22 @@ def test_asgi_app_serves_each_process_by_itself() -> None:
             asyncio.run(app(scope, receive, send))
             return sent[1]["body"].decode()
 
-        stop = threading.Event()
+        def load(name):
+            with ModelHost(Index, name=name) as host:
+                host.load()
+                return scrape() if name == "own" else ""
+
         def count():
             while not stop.is_set():
-                with ModelHost(Index, name="model") as host: host.load()
+                load("model")
 
         thread = threading.Thread(target=count)
         thread.start()
         statuses = set()
-        for _ in range(20):
+        for _ in range(10):
             if not (pid := os.fork()):
                 signal.alarm(60)
-                with ModelHost(Index, name="own") as host:
-                    host.load()
-                    text = scrape()
+                text = load("own")
                 assert 'loads_total{model="own",outcome="success"} 1.0' in text, text
                 assert 'model_loaded{model="own"} 1.0' in text, text
                 os._exit(0)
