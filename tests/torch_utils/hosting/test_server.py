@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,79 +20,59 @@ for package in ("torch", "fastapi", "uvicorn", "httpx"):
 import httpx  # noqa: E402
 
 pytestmark = pytest.mark.slow
-CLIENTS = 16
 
 SERVICE = """
-import gc
-import weakref
-from functools import partial
-
-import torch
-import uvicorn
+import gc, torch, weakref
 from fastapi import FastAPI, Request
-
+from functools import partial
 from torch_utils import ModelHost
 from torch_utils.fastapi import lifespan
 
 made = []
 
-
 def load(version):
     model = torch.nn.Linear(100, 100, bias=False)
-    model.version = version
     torch.nn.init.constant_(model.weight, version)
     made.append(weakref.ref(model.weight.untyped_storage()))
     return model
 
-
 def answer(model):
-    value = model(torch.ones(100))[0].item()
-    assert value == 100 * model.version, (value, model.version)
-    return model.version
-
+    (value,) = set(model(torch.ones(100)).tolist())
+    return round(value / 100)
 
 @lifespan
 async def models(app, scope):
-    yield {"host": scope.manage(ModelHost(partial(load, 0), name="model"))}
-
+    yield {"host": scope.manage(ModelHost(partial(load, 0)))}
 
 app = FastAPI(lifespan=models)
-
 
 @app.get("/answer")
 async def get_answer(request: Request) -> int:
     return await request.state.host.call(answer, timeout_s=60)
-
 
 @app.get("/answer_in_thread")
 def get_answer_in_thread(request: Request) -> int:
     with request.state.host.lease(timeout_s=60) as model:
         return answer(model)
 
-
 @app.post("/version/{number}")
 async def change_version(number: int, overlap: bool, request: Request) -> bool:
     return await request.state.host.areplace(partial(load, number), overlap=overlap, timeout_s=60)
 
-
 @app.get("/models")
-async def count_models(request: Request) -> list[int]:
+async def count_models() -> int:
     gc.collect()
-    status = request.state.host.status()
-    return [sum(one() is not None for one in made), status.loads - status.unloads]
+    return sum(one() is not None for one in made)
 """
 
 
-@pytest.mark.parametrize(("overlap", "swaps"), [(True, 1000), (False, 200)])
+@pytest.mark.parametrize(("overlap", "swaps"), [(True, 300), (False, 100)])
 def test_no_request_fails_while_versions_change(overlap: bool, swaps: int, tmp_path: Path) -> None:
     """Answers never go back to an older version, and one model remains."""
     (tmp_path / "service.py").write_text(SERVICE)
-    port, done = free_port(), threading.Event()
+    port, log, done = free_port(), tmp_path / "log", threading.Event()
     command = [sys.executable, "-m", "uvicorn", "service:app", f"--port={port}", "--no-access-log"]
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"}
-    with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
-    limits = httpx.Limits(max_connections=CLIENTS + 1)
     answers: list[int] = []
 
     def ask(path: str) -> None:
@@ -112,21 +93,19 @@ def test_no_request_fails_while_versions_change(overlap: bool, swaps: int, tmp_p
         finally:
             done.set()
 
-    def is_up() -> bool:
+    with (
+        log.open("w") as out,
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=out, stderr=out) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=100) as client,
+    ):
         try:
-            return client.get("/answer").status_code == 200
-        except httpx.ConnectError:
-            return False
-
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=100, limits=limits) as client:
-        try:
-            wait_for(is_up)
-            asks = [lambda: ask("/answer"), lambda: ask("/answer_in_thread")] * (CLIENTS // 2)
-            assert errors_in_threads(*asks, swap) == [], (tmp_path / "log").read_text()
+            wait_for(lambda: "startup complete" in log.read_text())
+            assert client.get("/answer").json() == 0
+            asks = [partial(ask, path) for path in ("/answer", "/answer_in_thread") * 8]
+            assert errors_in_threads(*asks, swap) == [], log.read_text()
             assert client.get("/answer").json() == swaps
-            wait_for(lambda: client.get("/models").json() == [1, 1])
+            wait_for(lambda: client.get("/models").json() == 1)
         finally:
             server.terminate()
-            server.wait(60)
     assert len(set(answers)) > swaps / 10
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert "Traceback" not in log.read_text()
