@@ -71,11 +71,14 @@ class Memory:
         return not any(one.expired() for one in self.all)
 
 
+def copies(net: Any) -> list[Any]:
+    return [tensor.detach().clone() for tensor in net.tensors()]
+
+
 def test_everything_of_a_model_moves_and_comes_back_equal() -> None:
     net = Net()
     memory = Memory(net.tensors())
-    values = [tensor.detach().clone() for tensor in net.tensors()]
-    ids = list(map(id, net.tensors()))
+    values, ids = copies(net), list(map(id, net.tensors()))
     offloaded = offload(net)
     assert memory.is_gone() and offloaded.left == ()
     assert sum(offloaded.nbytes.values()) <= offloaded.host_bytes
@@ -100,8 +103,7 @@ def test_training_goes_on_after_a_nap() -> None:
         optimizer = torch.optim.Adam(net.parameters())
         net.first.weight.register_hook(lambda gradient: called.append("before"))
         net.first.weight.register_post_accumulate_grad_hook(lambda weight: called.append("after"))
-        handle = net.first.bias.register_hook(lambda gradient: called.append("never"))
-        handle.remove()
+        net.first.bias.register_hook(lambda gradient: called.append("never")).remove()
         for _ in range(3):
             net(torch.ones(2, 20)).backward()
             if naps:
@@ -109,59 +111,51 @@ def test_training_goes_on_after_a_nap() -> None:
                     assert net.first.weight.grad is not None and offloaded.left == ()
             optimizer.step()
             optimizer.zero_grad()
-        return [one.detach().clone() for one in net.parameters()], called
+        return copies(net), called
 
     (weights, called), (expected, expected_called) = train(True), train(False)
     assert all(map(torch.equal, weights, expected))
     assert called == expected_called == ["before", "after"] * 3
 
 
-SHARES: dict[str, Callable[[Any], Any]] = {  # what else refers to a weight
-    "list": lambda weight: [weight],
-    "model": lambda weight: torch.nn.ParameterList([weight]),
-    "closure": lambda weight: lambda: weight,
-    "dlpack": lambda weight: torch.from_dlpack(weight.detach()),
-    "view": lambda weight: weight.detach()[:3],
-    "gradient": lambda weight: weight.grad,  # It stays beside its weight.
-    "graph": lambda weight: (weight * weight).sum(),
-    "array": lambda weight: weight.detach().numpy(),
+SHARES: dict[str, Callable[[Any], Any]] = {  # what else refers to a layer or its weight
+    "list": lambda layer: [layer.weight],
+    "model": torch.nn.Sequential,
+    "closure": lambda layer: (lambda weight: lambda: weight)(layer.weight),
+    "dlpack": lambda layer: torch.from_dlpack(layer.weight.detach()),
+    "view": lambda layer: layer.weight.detach()[:3],
+    "gradient": lambda layer: layer.weight.grad,  # It stays beside its weight.
+    "graph": lambda layer: (layer.weight * layer.weight).sum(),
+    "array": lambda layer: layer.weight.detach().numpy(),
 }
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_what_others_use_stays_where_it_is(share: str) -> None:
+    """Also if the optimizer, which refers to the parameters, is passed too."""
     if share == "gradient" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
         pytest.skip("C++ does not count as a user of the object")
     net = Net()
     net(torch.ones(2, 20)).backward()
     optimizer = torch.optim.SGD(net.parameters())
-    other, gradient = SHARES[share](net.first.weight), net.first.weight.grad
+    other, gradient = SHARES[share](net.first), net.first.weight.grad
     shared, own = Memory([net.first.weight, gradient]), Memory([net.table, net.lstm.weight_ih_l0])
     address = net.first.weight.data_ptr()
+    name, nbytes = ("Net.first", 3360) if share == "model" else ("Net.second.weight", 3200)
     del gradient
-    offloaded = offload(net, optimizer)
-    assert own.is_gone() and shared.is_whole()
-    assert net.first.weight.data_ptr() == address
-    assert sum(one.nbytes for one in offloaded.left) == 3200
-    offloaded.restore()
+    with offload(net, optimizer) as offloaded:
+        assert own.is_gone() and shared.is_whole()
+        assert net.first.weight.data_ptr() == address
+        assert {one.what.removesuffix(".grad") for one in offloaded.left} == {name}
+        assert sum(one.nbytes for one in offloaded.left) == nbytes
     del other
     with offload(net, optimizer) as offloaded:
         assert shared.is_gone() and not offloaded.left
 
 
-def test_layer_that_another_model_uses_is_named() -> None:
-    """Also if the optimizer, which refers to its parameters, is passed too."""
-    net = Net()
-    other = torch.nn.Sequential(net.first)
-    for objects in ([net], [net, torch.optim.SGD(net.parameters())]):
-        with offload(*objects) as offloaded:
-            assert "Net.first" in [one.what for one in offloaded.left]
-    assert other[0] is net.first
-
-
 class Dispatching(torch.Tensor):  # type: ignore[name-defined]
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, *arguments: Any) -> Any:
         raise AssertionError("code of the program was run")
 
 
@@ -179,14 +173,10 @@ STUBBORN: dict[str, Callable[[], Any]] = {
     "sparse": lambda: torch.ones(3, 3).to_sparse(),
     "dispatching": lambda: torch.Tensor._make_subclass(Dispatching, torch.ones(3)),  # noqa: SLF001
 }
-QUICK = ("sparse", "dispatching")
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*", "ignore:.*torch.jit.*")
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in STUBBORN],
-)
+@pytest.mark.parametrize("kind", STUBBORN)
 def test_model_that_cannot_move_is_refused_and_unloads(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,13 +197,10 @@ def test_model_that_cannot_move_is_refused_and_unloads(
     assert line.startswith("stubborn cannot sleep and is unloaded instead: offload() cannot move")
 
 
-Conditions = list[Callable[[], bool]]
-
-
 @pytest.fixture
-def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> Conditions:
+def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], bool]]:
     """Allocations fail while a condition in this list holds."""
-    make, conditions = torch.empty, Conditions()
+    make, conditions = torch.empty, list[Callable[[], bool]]()
 
     def empty(*args: Any, **kwargs: Any) -> Any:
         if args[0] and any(condition() for condition in conditions):  # Not an empty tensor.
@@ -224,20 +211,21 @@ def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> Conditions:
     return conditions
 
 
-def test_failure_to_wake_leaves_everything_asleep(out_of_memory: Conditions) -> None:
+def test_failure_to_wake_leaves_everything_asleep(
+    out_of_memory: list[Callable[[], bool]],
+) -> None:
     """Memory runs out in the middle of the storages."""
     net = Net()
-    values = [tensor.detach().clone() for tensor in net.tensors()]
+    values = copies(net)
     offloaded = offload(net)
-    asleep = Memory(net.tensors())
-    calls = itertools.count(1)
-    out_of_memory.append(lambda: next(calls) == 3)
+    asleep, calls = Memory(net.tensors()), itertools.count()
+    out_of_memory.append(lambda: next(calls) % 3 == 2)
     with pytest.raises(torch.OutOfMemoryError):
         offloaded.restore()
-    calls = itertools.count(1)
     with pytest.raises(KeyError, match="mine"), offloaded:  # The error of the block wins.
         raise KeyError("mine")
     assert asleep.is_whole() and all(map(torch.equal, net.tensors(), values))
+    out_of_memory.clear()
     assert offloaded.restore() and asleep.is_gone()
     assert all(map(torch.equal, net.tensors(), values))
 
@@ -271,8 +259,7 @@ def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model(keep_alive: A
     """By the thread that waits for the end of its time, or by the end of its lease."""
     with ModelHost(Net, keep_alive=keep_alive, idle="sleep") as host:
         with host.lease() as model:
-            ids = list(map(id, model.tensors()))
-            values = [tensor.detach().clone() for tensor in model.tensors()]
+            ids, values = list(map(id, model.tensors())), copies(model)
             memory = Memory(model.tensors())
             del model
         for _ in range(3):
@@ -288,10 +275,8 @@ def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model(keep_alive: A
         wait_for(lambda: host.status().state == "asleep")
         status = host.status()
         assert (status.loads, status.unloads, status.expires_in_s) == (1, 0, None)
-        assert status.nbytes == sum(status.nbytes_by_device.values()) > 0
         host.unload()
         assert host.status().state == "unloaded" and not host.wake() and not host.sleep()
-    assert host.status().state == "closed"
 
 
 def test_sleeping_model_is_one_in_metrics_and_status() -> None:
@@ -303,7 +288,7 @@ def test_sleeping_model_is_one_in_metrics_and_status() -> None:
         assert (value("torch_utils_model_asleep"), value("torch_utils_model_loaded")) == (1, 0)
         labels = {"model": "Net", "device": "host"}
         nbytes = registry.get_sample_value("torch_utils_model_bytes", labels)
-        assert nbytes == host.status().nbytes
+        assert nbytes == host.status().nbytes > 0
         assert host.wake() and not host.wake() and host.status().state == "loaded"
 
 
@@ -375,18 +360,14 @@ def test_eight_threads_share_a_budget_of_two_models(sleep_bytes: Any) -> None:
         assert ("asleep" in states(pool)) == bool(sleep_bytes)
 
 
-def test_pool_makes_room_when_memory_runs_out(out_of_memory: Conditions) -> None:
+def test_pool_makes_room_when_memory_runs_out(out_of_memory: list[Callable[[], bool]]) -> None:
     """A device may have less memory than the budget says: the idle models are evicted once."""
     with ModelPool(sleep_bytes="auto", keep_alive=-1) as pool:
-        sleeper = pool.add("a", layer(1))
-        pool.add("b", layer(1))
-        assert sleeper.load() and sleeper.sleep()
-        with pool.lease("b"):
-            pass
-        out_of_memory.append(lambda: pool.status()["b"].state == "loaded")
-        with pytest.raises(NoRoomError, match="no room to wake a"):
-            with pool.lease("b"), pool.lease("a"):
-                pass
+        sleeper, other = pool.add("a", layer(1)), pool.add("b", layer(1))
+        assert sleeper.load() and sleeper.sleep() and other.load()
+        out_of_memory.append(lambda: other.status().state == "loaded")
+        with other.lease(), pytest.raises(NoRoomError, match="no room to wake a"):
+            sleeper.wake()
         assert states(pool) == "a:asleep b:loaded"
         with pool.lease("a"):
             assert states(pool) == "a:loaded b:asleep"
