@@ -1,6 +1,5 @@
 """Models that processes of the tests load; no torch, so that a process starts in no time."""
 
-import importlib
 import mmap
 import os
 import signal
@@ -37,24 +36,11 @@ class Model:
     def pid(self):
         return os.getpid()
 
-    def fail(self, kind="ValueError"):
-        raise {
-            "ValueError": lambda: ValueError("no such text"),
-            "KeyboardInterrupt": KeyboardInterrupt,
-            "Picky": lambda: Picky("one", "two"),
-            "elsewhere": lambda: importlib.import_module("only_in_the_child").Trouble("of its own"),
-        }[kind]()
+    def call(self, function, *arguments):
+        return function(*arguments)
 
-    def give_generator(self):
-        return (number for number in range(3))
-
-    def leave(self, how):
-        print("these are my last words", file=sys.stderr, flush=True)
-        {
-            "sys.exit": lambda: sys.exit(3),
-            "kill": lambda: os.kill(os.getpid(), 9),
-            "hang": lambda: time.sleep(600),
-        }[how]()
+    def fail(self, kind, *arguments):
+        raise kind(*arguments)
 
     def map_file(self, size):
         """Read a file through a mapping, as weights are."""
@@ -76,9 +62,6 @@ class Model:
         while not Path(path).exists():
             time.sleep(0.01)
         return number
-
-    def variable(self, name):
-        return os.environ.get(name)
 
     def end_children(self):
         """Start a program and a fork, and return how SIGTERM ends them."""

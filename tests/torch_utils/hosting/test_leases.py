@@ -8,7 +8,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -88,7 +88,6 @@ def test_further_leases_wait_for_the_end_of_one() -> None:
 def test_leases_are_lent_in_the_order_of_their_requests() -> None:
     """Those of threads and of coroutines, also after the load for which all of them wait."""
     go_on, order = threading.Event(), list[int]()
-    host = ModelHost(lambda: (go_on.wait(), Stub())[1], max_leases=1)
 
     def lend(number: int) -> None:
         with host.lease(timeout_s=60):
@@ -98,26 +97,25 @@ def test_leases_are_lent_in_the_order_of_their_requests() -> None:
         async with host.alease(timeout_s=60):
             order.append(number)
 
-    def begin(ask: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=ask)
+    def begin(*ask: Any) -> threading.Thread:
+        thread = threading.Thread(target=partial(*ask))
         thread.start()
         time.sleep(0.05)
         return thread
 
-    threads = []
-    for number in range(0, 6, 2):
-        threads.append(begin(partial(lend, number)))
-        threads.append(begin(partial(run, partial(alend, number + 1))))
-    go_on.set()
-    for thread in threads:
-        thread.join()
-    with host.lease() as model:
-        waiting = begin(partial(lend, 6))
-        assert model.use()
-    lend(7)  # It must not overtake.
-    waiting.join()
+    with ModelHost(lambda: (go_on.wait(), Stub())[1], max_leases=1) as host:
+        threads = []
+        for number in range(0, 6, 2):
+            threads.append(begin(lend, number))
+            threads.append(begin(run, partial(alend, number + 1)))
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        with host.lease():
+            waiting = begin(lend, 6)
+        lend(7)  # It must not overtake.
+        waiting.join()
     assert order == list(range(8))
-    host.close()
 
 
 def test_context_variables_reach_calls_and_loads() -> None:
@@ -151,10 +149,6 @@ class AsyncLoader:
         return Stub()
 
 
-def _call(function: Callable[[Stub], Any], model: Stub) -> Any:
-    return function(model)
-
-
 def test_functions_that_have_to_be_awaited_are_refused() -> None:
     """Nothing lends a coroutine, and a generator would use the model after its lease."""
 
@@ -166,17 +160,17 @@ def test_functions_that_have_to_be_awaited_are_refused() -> None:
 
     async def main() -> None:
         async with ModelHost(Stub) as host:
-            with pytest.raises(TypeError, match="async with"):
-                await host.call(use)
-            for function in (use, stream):
-                with pytest.raises(
-                    TypeError, match=rf"{function.__name__}\(\) has to be awaited or"
-                ):
-                    await host.call(lambda model, function=function: function(model))
+            for function, message in (
+                (use, "async with"),
+                (lambda model: use(model), r"use\(\) has to be awaited or"),
+                (stream, r"stream\(\) has to be awaited or"),
+            ):
+                with pytest.raises(TypeError, match=message):
+                    await host.call(function)
             assert await host.call(Stub.use) == 1
 
     run(main)
-    for load in (AsyncLoader(), AsyncLoader().__call__, partial(AsyncLoader().__call__)):
+    for load in (AsyncLoader(), partial(AsyncLoader().__call__)):
         with pytest.raises(TypeError, match="plain function"):
             ModelHost(load)
     with ModelHost(lambda: AsyncLoader()()) as host:
