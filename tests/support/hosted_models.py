@@ -2,8 +2,6 @@
 
 import mmap
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -63,34 +61,9 @@ class Model:
             time.sleep(0.01)
         return number
 
-    def end_children(self):
-        """Start a program and a fork, and return how SIGTERM ends them."""
-        program = subprocess.Popen(["sleep", "600"])
-        begun, begin = os.pipe()
-        fork = os.fork()
-        if fork == 0:
-            os.write(begin, b".")  # Python forgets signals that come earlier.
-            time.sleep(600)
-            os._exit(0)
-        os.read(begun, 1)
-        os.close(begun)
-        os.close(begin)
-        program.terminate()
-        os.kill(fork, signal.SIGTERM)
-        return [program.wait(), os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])]
-
     def fork(self):
         """Leave a process behind that has every descriptor of this one."""
         pid = os.fork()
         if pid == 0:
             time.sleep(600)
         return pid
-
-
-def load_nothing():
-    raise OSError("no such weights")
-
-
-def load_and_leave():
-    sys.stderr.write("out of shells\n")
-    sys.exit(7)

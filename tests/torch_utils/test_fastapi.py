@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,7 @@ def test_lifespan_closes_in_reverse_order_in_another_thread_or_the_loop() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_hanging_callback_is_logged_and_abandoned(
-    cancelled: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hanging_callback_is_logged_and_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     let_go = threading.Event()
 
     def hangs_for_ever() -> None:
@@ -86,8 +83,8 @@ def test_hanging_callback_is_logged_and_abandoned(
         assert task is not None
         asyncio.get_running_loop().call_later(0.1, task.cancel)
 
-    with pytest.raises(asyncio.CancelledError) if cancelled else nullcontext():
-        serve(models, cancel if cancelled else None)
+    with pytest.raises(asyncio.CancelledError):  # While it waits for the callback.
+        serve(models, cancel)
     let_go.set()
     assert "exceeded 3 s and was abandoned; stack of its thread:" in caplog.text
     assert "let_go.wait()" in caplog.text
@@ -245,9 +242,8 @@ async def serve():
         assert await host.call(lambda model: model(torch.ones(2, 1000)).shape) == (2, 1000)
         loaded_mb = anonymous_mb()
         assert host.unload().freed_bytes["host"] > 59e6
-        unloaded_mb = anonymous_mb()
-        assert loaded_mb - unloaded_mb > 50, (loaded_mb, unloaded_mb)
-        return unloaded_mb
+        assert loaded_mb - anonymous_mb() > 50, (loaded_mb, anonymous_mb())
+        return anonymous_mb()
 
 before_mb = asyncio.run(serve())  # It imports, and starts threads.
 for use in range(3):

@@ -39,14 +39,6 @@ from torch_utils import (
     release,
 )
 
-
-class Holds:
-    """An ordinary object that holds a part of its model."""
-
-    def __init__(self, **parts: object) -> None:
-        vars(self).update(parts)
-
-
 # Loading
 
 
@@ -81,7 +73,7 @@ def test_failed_load_raises_in_all_waiters_and_next_lease_retries() -> None:
     def load() -> Stub:
         tries.append(1)
         if fails:
-            partly_loaded = Holds()
+            partly_loaded = np.zeros(3)
             half.append(weakref.ref(partly_loaded))
             if len(tries) == 1:
                 wait_for(lambda: threads_inside("torch_utils") == 16)
@@ -100,9 +92,14 @@ def test_failed_load_raises_in_all_waiters_and_next_lease_retries() -> None:
     host.close()
 
 
-class Owner(Holds, Resource):
-    """A resource that holds a part of its model."""
+class Holder:
+    """An ordinary object that holds a part of its model."""
 
+    def __init__(self, model: object = None) -> None:
+        self.model = model
+
+
+class Owner(Holder, Resource):
     def _release(self) -> None: ...
 
 
@@ -113,8 +110,8 @@ def linear():
 KINDS = {
     "module": linear,
     "tuple": lambda: (linear(), object()),
-    "pipeline": lambda: Holds(pipe=SimpleNamespace(model=linear(), tokenizer=object())),
-    "resource": lambda: Holds(model=Owner(model=linear())),
+    "pipeline": lambda: Holder(SimpleNamespace(model=linear(), tokenizer=object())),
+    "resource": lambda: Holder(Owner(linear())),
     "arrays": lambda: (lambda array: {"a": array, "view": array[5:]})(np.zeros(500_000)),
 }
 

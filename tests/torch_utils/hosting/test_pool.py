@@ -153,12 +153,18 @@ def test_thread_that_holds_all_room_gets_an_error() -> None:
             asyncio.run(pool.call("a", lambda model: pool.lease("b").__enter__()))
 
 
+class Holder:
+    """Refers to a tensor that others may use."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
 @pytest.fixture
 def holders() -> Iterator[ModelPool]:
-    """A pool of models whose tensors others may use."""
     with ModelPool(budget_bytes=10 * MB, keep_alive=-1) as pool:
         for name in "abc":
-            pool.add(name, lambda: SimpleNamespace(tensor=tensor(4)))
+            pool.add(name, lambda: Holder(tensor(4)))
         yield pool
 
 
@@ -166,7 +172,7 @@ def test_shared_storage_counts_once(holders: ModelPool) -> None:
     """Also when a model is loaded again."""
     shared = tensor(8)
     for name in "xy":
-        holders.add(name, partial(SimpleNamespace, tensor=shared))
+        holders.add(name, partial(Holder, shared))
     for _ in range(2):
         with holders.lease("x"), holders.lease("y"):
             assert loaded(holders) == ["x", "y"]
