@@ -429,16 +429,12 @@ def test_close_waits_for_leases_and_refuses_new_ones() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
 def test_interrupted_lease_is_not_counted_and_host_still_lends() -> None:
     """An interrupt between the load and its end discards one model."""
+    lost: list[Place] = []
 
     def check(place: Place) -> None:
         Stub.made.clear()
         host = ModelHost(Stub, keep_alive=0)
-
-        def use() -> None:
-            lend(host)
-            host.unload()
-
-        place.run(use)
+        place.run(lambda: (lend(host), host.unload()))
         assert place.propagated == place.delivered
         gc.collect()
         wait_for(lambda: host.status().leases == 0)
@@ -449,7 +445,6 @@ def test_interrupted_lease_is_not_counted_and_host_still_lends() -> None:
         assert closed in ([1], [1, 1], [0, 1])
         lost.extend([place] * closed.count(0))
 
-    lost: list[Place] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         how = {"package": "torch_utils", "minimum": 66, "at_most": 200}
@@ -476,16 +471,11 @@ def test_interrupted_load_raises_only_in_its_thread() -> None:
     host.close()
 
 
-ASKS: dict[str, Callable[[Any], object]] = {
-    "lease": lend,
-    "alease": lambda host: run(host.alease().__aenter__),
-    "load": ModelHost.load,
-    "unload": ModelHost.unload,
-    "close": ModelHost.close,
-}
+def alend(host: ModelHost[Any]) -> None:
+    run(host.alease().__aenter__)
 
 
-@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+@pytest.mark.parametrize("ask", [lend, alend, ModelHost.load, ModelHost.unload, ModelHost.close])
 def test_load_and_close_refuse_to_wait_for_themselves(ask: Callable[[Any], object]) -> None:
     host: ModelHost[Any] = ModelHost(lambda: ask(host), name="snake")
     with pytest.raises(TorchUtilsError) as caught:

@@ -293,8 +293,7 @@ def test_interrupts_never_mix_up_results_or_keep_locks(host, at_most: int) -> No
 
     Another thread asks for it, while the interrupt's traceback, and so its frames, are alive.
     """
-    kept: list[Interrupt] = []
-    counts = {"answered": 0, "ended": 0}
+    kept, answers = list[Interrupt](), set[type]()
 
     def interrupt() -> None:
         kept.append(Interrupt())
@@ -305,16 +304,15 @@ def test_interrupts_never_mix_up_results_or_keep_locks(host, at_most: int) -> No
             place.run(lambda: model.echo(place.number))
             (answer,) = in_threads(lambda: model.echo(-place.number))  # No lock is held.
             kept.clear()
+        answers.add(type(answer))
         if isinstance(answer, ModelProcessError):
             assert place.delivered
-            counts["ended"] += 1
         else:
             assert answer == -place.number, "the answer to another call"
-            counts["answered"] += 1
 
     how: dict[str, Any] = {"package": "torch_utils", "minimum": at_most // 2, "at_most": at_most}
     interrupt_everywhere(check, **how, deliver=interrupt)
-    assert all(counts.values()), counts
+    assert answers == {int, ModelProcessError}
 
 
 # Programs

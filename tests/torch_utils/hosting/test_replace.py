@@ -109,7 +109,7 @@ def test_model_can_be_replaced_from_coroutines() -> None:
 
 
 def test_without_overlap_only_one_model_is_in_memory(host: ModelHost[Any]) -> None:
-    """Open leases end first, and new ones wait for the new model."""
+    """Open leases end first, at most until the deadline, and new ones wait for the new model."""
     most: list[int] = []
 
     def load() -> Version:
@@ -119,6 +119,14 @@ def test_without_overlap_only_one_model_is_in_memory(host: ModelHost[Any]) -> No
     with host.lease() as old:
         with pytest.raises(ModelInUseError, match="in test_without_overlap"):
             host.replace(load, overlap=False)
+        with pytest.raises(ModelInUseError):
+            host.unload(timeout_s=WAIT_S)  # It would wait for its own lease.
+        errors = errors_in_threads(
+            partial(host.replace, load, overlap=False, timeout_s=0.05),
+            partial(host.unload, timeout_s=0.05),
+        )
+        assert [type(error) for error in errors] == [TimeoutError, ModelInUseError]
+        assert "model has 1 open lease" in str(errors[1])
         swap = threading.Thread(target=partial(host.replace, load, overlap=False))
         swap.start()
 
@@ -153,8 +161,8 @@ def test_failed_load_leaves_the_old_model(host: ModelHost[Any], overlap: bool) -
 
 
 @BOTH
-def test_old_model_stays_at_the_deadline(host: ModelHost[Any], overlap: bool) -> None:
-    """What the load returns later is dropped. So it is if the caller is cancelled."""
+def test_old_model_stays_at_the_deadline(overlap: bool) -> None:
+    """What the load returns later is dropped, and counts until then; also after a cancellation."""
     go_on = threading.Event()
 
     def load() -> Version:
@@ -167,29 +175,21 @@ def test_old_model_stays_at_the_deadline(host: ModelHost[Any], overlap: bool) ->
         task.cancel()
         await asyncio.wait([task])
 
-    with pytest.raises(TimeoutError, match=r"model was not replaced within 0\.05 s"):
-        host.replace(load, overlap=overlap, timeout_s=0.05)
-    assert lent(host) == 1
-    asyncio.run(cancel())
-    assert lent(host) == 1
-    go_on.set()
-    wait_for(lambda: [one.closed for one in Stub.made if one.number == 2] == [1, 1])
-    assert lent(host) == 1
-    assert host.replace(version(3), overlap=overlap)
-    assert (lent(host), open_models()) == (3, [3])
-
-
-def test_deadline_counts_for_leases_too(host: ModelHost[Any]) -> None:
-    with host.lease() as model:
-        errors = errors_in_threads(
-            partial(host.replace, version(2), overlap=False, timeout_s=0.05),
-            partial(host.unload, timeout_s=0.05),
-        )
-        assert [type(error) for error in errors] == [TimeoutError, ModelInUseError]
-        assert "model has 1 open lease" in str(errors[1])
-        with pytest.raises(ModelInUseError):
-            host.unload(timeout_s=WAIT_S)  # It would wait for its own lease.
-    assert (lent(host), model.closed) == (1, 0)
+    with ModelPool(max_loaded=3) as pool:
+        host, other = pool.add("model", version(1)), pool.add("other", version(1))
+        assert lent(host) == 1
+        with pytest.raises(TimeoutError, match=r"model was not replaced within 0\.05 s"):
+            host.replace(load, overlap=overlap, timeout_s=0.05)
+        assert lent(host) == 1
+        asyncio.run(cancel())
+        with host.lease() as model, pytest.raises(NoRoomError):
+            assert model.check() == 1
+            other.lease(timeout_s=0.05).__enter__()
+        go_on.set()
+        wait_for(lambda: [one.closed for one in Stub.made if one.number == 2] == [1, 1])
+        assert lent(host) == lent(other) == 1
+        assert host.replace(version(3), overlap=overlap)
+        assert (lent(host), open_models()) == (3, [1, 3])
 
 
 def test_model_that_is_not_loaded_is_not_loaded() -> None:
@@ -341,22 +341,6 @@ def test_pool_counts_both_versions(overlap: bool) -> None:
             assert first_of(pool, "a") == 2
         assert asyncio.run(pool.areplace("a", partial(array, 2, 4), overlap=overlap))
         assert first_of(pool, "a") == 4
-
-
-def test_replacement_that_was_given_up_counts_until_its_load_ends() -> None:
-    go_on = threading.Event()
-    with ModelPool(max_loaded=2) as pool:
-        for name in "ab":
-            pool.add(name, version(1))
-        with pool.lease("a"):
-            with pytest.raises(TimeoutError):
-                pool.replace("a", lambda: (go_on.wait(), Version(2))[1], timeout_s=0.05)
-            with pytest.raises(NoRoomError):
-                pool.lease("b", 0.05).__enter__()
-            go_on.set()
-            with pool.lease("b", WAIT_S) as model:
-                assert model.check() == 1
-        wait_for(lambda: open_models() == [1, 1])
 
 
 GIVEN_UP = """

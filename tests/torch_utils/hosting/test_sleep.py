@@ -257,6 +257,8 @@ def test_released_or_moved_while_offloaded() -> None:
 @pytest.mark.parametrize("keep_alive", ["20ms", 0])
 def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model(keep_alive: Any) -> None:
     """By the thread that waits for the end of its time, or by the end of its lease."""
+    registry = client.CollectorRegistry()
+    register(registry)
     with ModelHost(Net, keep_alive=keep_alive, idle="sleep") as host:
         with host.lease() as model:
             ids, values = list(map(id, model.tensors())), copies(model)
@@ -264,7 +266,7 @@ def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model(keep_alive: A
             del model
         for _ in range(3):
             wait_for(lambda: host.status().state == "asleep")
-            assert memory.is_gone()
+            assert memory.is_gone() and not host.sleep()
             with host.lease() as model:
                 assert host.status().state == "loaded"
                 assert list(map(id, model.tensors())) == ids
@@ -275,21 +277,13 @@ def test_host_sleeps_when_it_is_idle_and_wakes_with_the_same_model(keep_alive: A
         wait_for(lambda: host.status().state == "asleep")
         status = host.status()
         assert (status.loads, status.unloads, status.expires_in_s) == (1, 0, None)
-        host.unload()
-        assert host.status().state == "unloaded" and not host.wake() and not host.sleep()
-
-
-def test_sleeping_model_is_one_in_metrics_and_status() -> None:
-    registry = client.CollectorRegistry()
-    register(registry)
-    with ModelHost(Net, keep_alive=-1) as host:
-        assert host.load() and host.sleep() and not host.sleep()
         value = partial(registry.get_sample_value, labels={"model": "Net"})
         assert (value("torch_utils_model_asleep"), value("torch_utils_model_loaded")) == (1, 0)
         labels = {"model": "Net", "device": "host"}
         nbytes = registry.get_sample_value("torch_utils_model_bytes", labels)
-        assert nbytes == host.status().nbytes > 0
-        assert host.wake() and not host.wake() and host.status().state == "loaded"
+        assert nbytes == status.nbytes > 0
+        host.unload()
+        assert host.status().state == "unloaded" and not host.wake() and not host.sleep()
 
 
 def test_unload_waits_for_the_streams_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
