@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -46,10 +45,6 @@ class Model:
             file.truncate(size)
             self.kept = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         return sum(self.kept[:: mmap.PAGESIZE])
-
-    def say(self, count):
-        print("to stdout " * count)
-        print("to stderr " * count, file=sys.stderr)
 
     def touch_and_spin(self, path):
         Path(path).touch()

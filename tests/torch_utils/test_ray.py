@@ -58,14 +58,13 @@ def test_actors_release_their_models(tmp_path: Path, clean_exit: Any) -> None:
     pytest.importorskip("ray", reason="ray is not installed: the extra ray has it")
     (tmp_path / "released").mkdir()
     (tmp_path / "endings.py").write_text(ENDINGS)
-    environment = {"PYTHONPATH": IMPORT_PATH, "RAY_USAGE_STATS_ENABLED": "0"}
     clean_exit(
         [sys.executable, "endings.py", str(tmp_path / "released")],
         timeout_s=600,
         max_shutdown_s=120,
         resource_warnings=True,
         ignore=["subprocess|socket|unclosed file|unclosed event loop"],  # ray's own
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH, "RAY_USAGE_STATS_ENABLED": "0"},
         cwd=tmp_path,
     )
     released = {path.name: path.read_text() for path in (tmp_path / "released").iterdir()}
