@@ -177,7 +177,6 @@ WRONG_TYPES = [
     (ModelHost, {"load": lambda: 1, "isolation": "process"}, 'isolation="thread"'),
     (stub, {"nbytes": "5"}, "nbytes"),
     (ModelPool, {"budget_bytes": "4G"}, r"whole number, such as 4 << 30, got '4G'"),
-    (ModelPool, {"max_loaded": True}, "max_loaded"),
 ]
 WRONG_VALUES = [
     *[(stub, {"keep_alive": wrong}, f"{wrong!r}.*90s") for wrong in ("", "10", "1h30m", "-5m", -2)],

@@ -289,7 +289,7 @@ def test_forked_child_can_neither_call_nor_end_the_process(shared) -> None:
 # Interrupts
 
 
-@pytest.mark.parametrize("at_most", [12, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at_most", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_interrupts_never_mix_up_results_or_keep_locks(host, at_most: int) -> None:
     """The next answer is the next call's, or an error.
 

@@ -175,8 +175,11 @@ STUBBORN: dict[str, Callable[[], Any]] = {
 }
 
 
+QUICK = [kind for kind in STUBBORN if kind != "compiled"]
+
+
 @pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:.*deprecated.*", "ignore:.*torch.jit.*")
-@pytest.mark.parametrize("kind", STUBBORN)
+@pytest.mark.parametrize("kind", [*QUICK, pytest.param("compiled", marks=pytest.mark.slow)])
 def test_model_that_cannot_move_is_refused_and_unloads(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
