@@ -93,24 +93,17 @@ def _of_transformers(words: int, dimension: int) -> dict[str, Any]:
     return {
         "config.json": {
             "architectures": ["BertModel"],
-            "attention_probs_dropout_prob": 0.1,
             "dtype": "float32",
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.1,
             "hidden_size": dimension,
             "intermediate_size": 2 * dimension,
-            "layer_norm_eps": 1e-12,
             "max_position_embeddings": 64,
             "model_type": "bert",
             "num_attention_heads": 4,
             "num_hidden_layers": LAYERS,
-            "pad_token_id": 0,
-            "type_vocab_size": 2,
             "vocab_size": words,
         },
         "tokenizer_config.json": {
             **{f"{name[1:-1].lower()}_token": name for name in SPECIAL},
-            "do_lower_case": True,
             "model_max_length": 64,
             "tokenizer_class": "BertTokenizer",
         },
@@ -118,41 +111,27 @@ def _of_transformers(words: int, dimension: int) -> dict[str, Any]:
 
 
 def _of_sentence_transformers(dimension: int) -> dict[str, Any]:
-    package = "sentence_transformers"
+    types = {
+        "": "base.modules.transformer.Transformer",
+        "1_Pooling": "sentence_transformer.modules.pooling.Pooling",
+    }
     return {
         "modules.json": [
-            {
-                "idx": 0,
-                "name": "0",
-                "path": "",
-                "type": f"{package}.base.modules.transformer.Transformer",
-            },
-            {
-                "idx": 1,
-                "name": "1",
-                "path": "1_Pooling",
-                "type": f"{package}.sentence_transformer.modules.pooling.Pooling",
-            },
+            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.{name}"}
+            for n, (path, name) in enumerate(types.items())
         ],
-        "sentence_bert_config.json": {
-            "transformer_task": "feature-extraction",
-            "modality_config": {
-                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
-            },
-            "module_output_name": "token_embeddings",
-        },
-        "1_Pooling/config.json": {
-            "embedding_dimension": dimension,
-            "pooling_mode": "mean",
-            "include_prompt": True,
-        },
-        "config_sentence_transformers.json": {
-            "default_prompt_name": None,
-            "model_type": "SentenceTransformer",
-            "prompts": {"document": "", "query": ""},
-            "similarity_fn_name": "cosine",
-        },
+        "sentence_bert_config.json": {},
+        "1_Pooling/config.json": {"embedding_dimension": dimension, "pooling_mode": "mean"},
+        "config_sentence_transformers.json": {"prompts": {"document": "", "query": ""}},
     }
+
+
+def reference_vectors(folder: Path, texts: list[str], kind: str = "document") -> Any:
+    """Embed texts with sentence-transformers alone."""
+    from sentence_transformers import SentenceTransformer
+
+    encode: Any = getattr(SentenceTransformer(str(folder), device="cpu"), f"encode_{kind}")
+    return encode(texts, normalize_embeddings=True)
 
 
 def write_tiny_reranker(folder: Path, query: str, texts: list[str]) -> Path:

@@ -1,6 +1,5 @@
 """The search kernel against float64, with the profile of every device, on the CPU."""
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,10 +7,12 @@ import pytest
 import torch
 
 from rag_demo.exact_search.search import Products, Source, products_on, search
-from rag_demo.vectors import exact_scores
+from tests.rag_demo.search.reference import directions, shaped
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 ON_CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SLOW_FLOAT16 = pytest.param(torch.float16, marks=pytest.mark.slow)
 
 
 def wide_products(device: Any, dtype: Any) -> Products:
@@ -40,33 +41,21 @@ PROFILES = {
     "gpu, little memory": Profile(wide_products, 1, has_float64=True),
     "no float64, narrow scores": Profile(narrow_products),
 }
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
-
-def unit(vectors: Any) -> Any:
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
 def vectors_of(shape: str, count: int, dimension: int) -> Any:
-    chance = np.random.default_rng(count * dimension)
-    made = chance.standard_normal((count, dimension))
-    if shape == "duplicates":
-        made = made[chance.integers(0, max(1, count // 10), count)]
-    elif shape == "near ties":
-        made = made[:1] + 1e-7 * made
-    elif shape == "close":
-        made[count // 2 :] = made[:1] + 1e-3 * made[count // 2 :]
-    return unit(made)
+    return directions(shaped(shape, count, dimension, count)).astype(np.float32)
 
 
 def source_of(vectors: Any, dtype: Any, allowed: Any, profile: Profile) -> Source:
     true = torch.from_numpy(vectors)
     rounded = true.to(dtype)
     distance = float((true - rounded.float()).norm(dim=1).max()) * (1 + 1e-4)
+    most = len(vectors) if profile.scratch_bytes is None else 300
     return Source(
         ON_CPU,
         profile.products(ON_CPU, dtype),
-        rounded.split,
+        lambda rows: rounded.split(min(rows, most)),
         lambda rows: vectors.take(rows, axis=0),
         allowed,
         0.0 if dtype == torch.float32 else distance,
@@ -78,29 +67,35 @@ def source_of(vectors: Any, dtype: Any, allowed: Any, profile: Profile) -> Sourc
 def assert_exact(
     vectors: Any, queries: Any, top_k: int, dtype: Any, profile: Profile, allowed: Any = None
 ) -> None:
-    """Assert that all rows that score as the k-th best or better are found, with their scores."""
+    """Assert that all rows that score as the k-th best or better are found, with their scores.
+
+    A query by itself has the same scores, to the last bit.
+    """
     source = source_of(vectors, dtype, allowed, profile)
-    available = len(vectors) if allowed is None else int(allowed.sum())
-    pairs = search(source, queries, min(top_k, available))
-    assert (np.diff(pairs.query) >= 0).all()
     rows = np.arange(len(vectors)) if allowed is None else np.flatnonzero(allowed)
-    for number in range(len(queries)):
-        scores = exact_scores(vectors.__getitem__, queries, np.full(len(rows), number), rows)
-        least = np.sort(scores)[-min(top_k, len(rows))]
+    top_k = min(top_k, len(rows))
+    pairs, alone = search(source, queries, top_k), search(source, queries[:1], top_k)
+    assert (np.diff(pairs.query) >= 0).all()
+    wide = vectors[rows].astype(np.float64)
+    for number, query in enumerate(queries.astype(np.float64)):
+        scores = (wide * query).sum(axis=1)
         its = pairs.query == number
         found = dict(zip(pairs.row[its].tolist(), pairs.scores[its].tolist(), strict=True))
         assert len(found) == its.sum()
-        assert set(rows[scores >= least].tolist()) <= set(found) <= set(rows.tolist())
+        best = rows[scores >= np.sort(scores)[-top_k]]
+        assert set(best.tolist()) <= set(found) <= set(rows.tolist())
         expected = scores[np.searchsorted(rows, list(found))]
         np.testing.assert_allclose(list(found.values()), expected, rtol=0, atol=1e-14)
+        if number == 0:
+            assert dict(zip(alone.row.tolist(), alone.scores.tolist(), strict=True)) == found
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, SLOW_FLOAT16], ids=str)
 @pytest.mark.parametrize("shape", ["random", "duplicates", "near ties", "close"])
 def test_answers_are_exact(profile: Profile, dtype: Any, shape: str) -> None:
-    vectors = vectors_of(shape, 1200, 24)
-    queries = np.concatenate([vectors[3:4], vectors_of("random", 11, 24)])
+    vectors = vectors_of(shape, 1200, 33)
+    queries = np.concatenate([vectors[3:4], vectors_of("random", 5, 33)])
     chance = np.random.default_rng(0).random(1200)
     few, many = (chance < 0.3) & (np.arange(1200) > 700), chance < 0.7
     for top_k, allowed in ((1, None), (10, few), (100, many), (5000, few)):
@@ -109,7 +104,7 @@ def test_answers_are_exact(profile: Profile, dtype: Any, shape: str) -> None:
 
 @pytest.mark.parametrize("profile", ["cpu", "cpu, little memory", "gpu"])
 def test_answers_are_exact_around_the_edges_of_blocks(profile: str) -> None:
-    for count in (1, 2, 17, 18, 19, 127, 128, 129, 1023, 1024, 1025, 2047, 4097, 5000):
+    for count in (1, 2, 17, 18, 19, 127, 128, 129, 1023, 1024, 1025, 2047, 4097):
         vectors, queries = vectors_of("random", count, 7), vectors_of("random", 3, 7)
         for dtype in DTYPES:
             assert_exact(vectors, queries, 10, dtype, PROFILES[profile])
@@ -121,30 +116,3 @@ def test_answers_are_exact_if_the_program_allows_tf32(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.backends.cuda.matmul, *option)
     vectors = vectors_of("close", 1200, 24)
     assert_exact(vectors, vectors[:3], 10, torch.float32, PROFILES["cpu"])
-
-
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
-def test_scores_do_not_depend_on_the_batch(profile: Profile) -> None:
-    vectors, queries = vectors_of("duplicates", 1200, 65), vectors_of("random", 33, 65)
-    source = source_of(vectors, torch.float32, None, profile)
-    together = search(source, queries, 10)
-    alone = search(source, queries[7:8], 10)
-    its = together.query == 7
-    known = dict(zip(together.row[its].tolist(), together.scores[its].tolist(), strict=True))
-    for row, score in zip(alone.row.tolist(), alone.scores.tolist(), strict=True):
-        assert known.get(row, score) == score
-
-
-def test_many_ties_are_scored_again_a_few_times_only() -> None:
-    """Also if a memory budget leaves room for few candidates."""
-    vectors = np.full((200_000, 4), 0.5, np.float32)
-    taken = []
-
-    def take(rows: Any) -> Any:
-        taken.append(len(rows))
-        return vectors[rows]
-
-    source = source_of(vectors, torch.float32, None, PROFILES["cpu, little memory"])
-    found = search(replace(source, take=take), vectors[:1], 5)
-    assert np.array_equal(np.sort(found.row), np.arange(len(vectors)))
-    assert sum(taken) < 4 * len(vectors)

@@ -2,109 +2,71 @@
 
 import math
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, PyTorchGPURetriever
-from tests.rag_demo.search.reference import GivenVectors
+from tests.rag_demo.search.reference import GivenVectors, normal
+from tests.support.retriever_kinds import OnCpu
 from tests.support.small_collections import Hashed, text_of
 
-KINDS = [PyTorchGPURetriever, pytest.param(FaissRetriever, marks=pytest.mark.slow)]
-RARE = ["gradient", "parks", "tensor", "cuda", "heap"]
-COUNT = 1_200
+COUNT = 400
+MODEL = GivenVectors(normal(COUNT, 8), normal(4, 8, seed=1))
 
 
-class Vectors(GivenVectors):
-    """Texts and queries begin with the number of their vector."""
-
-    def __init__(self) -> None:
-        chance = np.random.default_rng(4)
-        super().__init__(chance.standard_normal((COUNT, 8)), chance.standard_normal((4, 8)))
-
-
-def texts() -> list[str]:
+def texts() -> dict[str, str]:
+    """Return texts by id; each begins with the number of its vector."""
     chance = random.Random(6)
-    words = [*RARE, *["memory", "cache"] * 8]
-    return [f"{n} {' '.join(chance.choices(words, k=chance.randrange(9)))}" for n in range(COUNT)]
+    words = ["gradient", "parks", "tensor", "cuda", "heap", *["memory", "cache"] * 8]
+    drawn = (" ".join(chance.choices(words, k=chance.randrange(9))) for _ in range(COUNT))
+    return {f"d{number:04}": f"{number} {text}" for number, text in enumerate(drawn)}
 
 
-def filled(kind: Any) -> Any:
-    retriever = kind(Vectors())
-    names = [f"d{number:04}" for number in range(COUNT)]
-    retriever.add(texts(), [{"even": n % 2 == 0} for n in range(COUNT)], names)
-    return retriever
-
-
-def ids(results: Any) -> list[str]:
+def ids(retriever: Any, query: str, top_k: int = COUNT, **options: Any) -> list[str]:
+    results = retriever.search(query, top_k, **{"mode": "bm25", **options})
     return [result.id for result in results]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_words_find_the_documents_that_have_them(kind: Any, tmp_path: Path) -> None:
+def test_words_find_the_documents_that_have_them(tmp_path: Path) -> None:
     """All of these and no others, the best first, ties by id; after changes and saving too."""
-    with filled(kind) as retriever:
-        now = dict(zip((f"d{number:04}" for number in range(COUNT)), texts(), strict=True))
-        for change in ("none", "delete", "replace", "save"):
-            if change == "delete":
-                gone = sorted(now)[::3]
-                retriever.delete(gone)
-                now = {name: text for name, text in now.items() if name not in gone}
-            elif change == "replace":
-                retriever.add(["7 a gradient"], [{"even": True}], ["d0001"])
-                now["d0001"] = "7 a gradient"
-            elif change == "save":
-                retriever.save(tmp_path / "index")
-                retriever.load(tmp_path / "index")
-            for query in ("gradients", "tensor heap", "nobody"):
-                wanted = {"gradients": {"gradient"}, "tensor heap": {"tensor", "heap"}}
-                expected = {
-                    name
-                    for name, text in now.items()
-                    if wanted.get(query, {query}) & set(text.split())
-                }
-                results = retriever.search(query, COUNT, mode="bm25")
-                assert set(ids(results)) == expected
-                assert len(results) == len(expected)
-                assert all(now[result.id] == result.text for result in results)
-                order = [(-result.score, result.id) for result in results]
-                assert order == sorted(order)
-                assert all(result.score > 0 for result in results)
+    now = texts()
+
+    def check() -> None:
+        for query, words in (("gradients", {"gradient"}), ("tensor heap", {"tensor", "heap"})):
+            results = retriever.search(query, COUNT, mode="bm25")
+            expected = {name: text for name, text in now.items() if words & set(text.split())}
+            assert {result.id: result.text for result in results} == expected
+            assert len(results) == len(expected)
+            order = [(-result.score, result.id) for result in results]
+            assert order == sorted(order)
+            assert all(result.score > 0 for result in results)
+
+    with OnCpu(MODEL) as retriever:
+        retriever.add([*now.values()], ids=[*now])
+        check()
+        gone = sorted(now)[::3]
+        retriever.delete(gone)
+        now = {name: text for name, text in now.items() if name not in gone}
+        check()
+        retriever.add(["7 a gradient"], ids=["d0001"])
+        now["d0001"] = "7 a gradient"
+        check()
+        retriever.save(tmp_path / "index")
+        retriever.load(tmp_path / "index")
+        check()
 
 
 @pytest.mark.parametrize("mode", ["bm25", "hybrid"])
-def test_options_are_those_of_dense_search(mode: str) -> None:
-    with filled(PyTorchGPURetriever) as retriever:
+def test_top_k_and_min_score_cut_off_the_results(mode: str) -> None:
+    with OnCpu(MODEL) as retriever:
+        retriever.add([*texts().values()])
         query = "1 gradient heap"
         everything = retriever.search(query, 100, mode=mode)
-        assert [result.rank for result in everything] == list(range(1, len(everything) + 1))
-        assert ids(retriever.search(query, 7, mode=mode)) == ids(everything[:7])
+        assert retriever.search(query, 7, mode=mode) == everything[:7]
         bar = everything[20].score
         above = retriever.search(query, 100, min_score=bar, mode=mode)
         assert above == [result for result in everything if result.score >= bar]
-        batch = retriever.search_batch([query, "2 memory", "3 of"], 5, mode=mode)
-        assert batch == [
-            retriever.search(each, 5, mode=mode) for each in (query, "2 memory", "3 of")
-        ]
-        even = retriever.search(query, 30, where={"even": True}, mode=mode)
-        assert len(even) == 30
-        assert all(result.metadata["even"] for result in even)
-
-
-def test_the_end_of_a_long_text_is_found() -> None:
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        retriever.add(["word " * 210_000 + "needle", "a needle in the hay"])
-        assert {result.id for result in retriever.search("needle", mode="bm25")} == {"0", "1"}
-
-
-SCORED = "running cache c c"
-
-
-def scores_of(retriever: Any) -> dict[str, float]:
-    return {each.id: each.score for each in retriever.search(SCORED, 100, mode="bm25")}
 
 
 def test_scores_are_bm25_scores() -> None:
@@ -121,154 +83,84 @@ def test_scores_are_bm25_scores() -> None:
             if count:
                 score = weight * 2.2 * count / (count + norm)
                 expected[str(number)] = expected.get(str(number), 0) + score
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+    with OnCpu(Hashed()) as retriever:
         retriever.add(texts)
-        assert scores_of(retriever) == pytest.approx(expected, rel=1e-5)
+        results = retriever.search("running cache c c", mode="bm25", top_k=100)
+        assert {each.id: each.score for each in results} == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("query", "other"),
-    [
-        ("C", "C++ and C#; g++"),
-        ("C++", "The C language, or Notepad++"),
-        ("c#", "The C language, and C++"),
-        ("notepad", "note pad"),
-        ("don", "it's"),
-        ("日本", "本日"),
-        ("हिन्दी", "हन्द"),
-        ("istanbul", "i stanbul"),
-        ("x" * 64, "x" * 63),
-    ],
-)
-def test_similar_words_are_distinguished(query: str, other: str) -> None:
-    """Words of more than 64 letters are cut off."""
-    own = {
-        "notepad": "Notepad++",
-        "don": "don't",
-        "日本": "日本語C++",
-        "x" * 64: "x" * 200,
-        "हिन्दी": "हिन्दी",
-    }
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        retriever.add([own.get(query, f"a {query} b"), other], ids=["own", "other"])
-        assert [each.id for each in retriever.search(query, mode="bm25")] == ["own"]
+# A query, a text that has it, and one that has something similar. Long words are cut off.
+FOUND = [
+    ("C", "The C programming language", "C++ and C#; g++"),
+    ("C++", "Templates of C++ are checked late", "The C language, or Notepad++"),
+    ("c#", "a c# b", "The C language, and C++"),
+    ("Notepad", "An editor: Notepad++", "note pad"),
+    ("don", "don't", "it's"),
+    ("8443", "## Port\n\n8443", "## Port\n\n844"),
+    ("cuda", "Cafe \uff23\uff35\uff24\uff21", "cud"),
+    ("needle", "word " * 50_000 + "needle", "word"),
+    ("x" * 64, "x" * 200, "x" * 63),
+    ("日本", "日本語C++", "本日"),
+    ("記憶", "計算機の記憶装置について", "憶記"),
+    ("猫", "吾輩は猫である", "犬"),
+    ("검색", "문서를 검색한다", "문서"),
+    ("हिन्दी", "भारत की भाषा हिन्दी है", "हन्द"),
+    ("বাংলা", "আমি বাংলা বলি", "আমি"),
+    ("தமிழ்", "நான் தமிழ் பேசுகிறேன்", "நான்"),
+    ("ภาษาไทย", "ฉันพูดภาษาไทยได้", "ฉัน"),
+    ("שלום", "שָׁלוֹם עֲלֵיכֶם", "עֲלֵיכֶם"),
+    ("istanbul", "in \N{LATIN CAPITAL LETTER I WITH DOT ABOVE}stanbul", "i stanbul"),
+    ("empty cache", "call safe_cuda_empty_cache() now", "call it now"),
+    ("user name", "getUserName returns it", "it returns"),
+    ("getUserName", "call getusername", "call it"),
+    ("http server", "an HTTPServer of the library", "the library"),
+    ("cafe", "Le café est fermé", "caf"),
+    ("café", "a cafe in the street", "caf"),
+    ("strasse", "Die Straße ist gesperrt", "stras"),
+    ("lodz", "Łódź is a city", "a city"),
+    ("елка", "ёлка", "елк"),
+]
 
 
-FOUND = {
-    "C": "The C programming language",
-    "C++": "Templates of C++ are checked late",
-    "8443": "## Port\n\n8443",
-    "Notepad": "An editor: Notepad++",
-    "cuda": "Cafe \uff23\uff35\uff24\uff21",
-    "clock": "o'clock",
-    "东京": "我住在东京都。",
-    "記憶": "計算機の記憶装置について",
-    "猫": "吾輩は猫である",
-    "검색": "문서를 검색한다",
-    "हिन्दी": "भारत की भाषा हिन्दी है",
-    "বাংলা": "আমি বাংলা বলি",
-    "தமிழ்": "நான் தமிழ் பேசுகிறேன்",
-    "ภาษาไทย": "ฉันพูดภาษาไทยได้",
-    "שלום": "שָׁלוֹם עֲלֵיכֶם",
-    "istanbul": "in \N{LATIN CAPITAL LETTER I WITH DOT ABOVE}stanbul",
-}
-
-
-def test_words_of_any_script_are_found() -> None:
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        retriever.add(list(FOUND.values()), ids=list(FOUND))
-        first = {query: retriever.search(query, mode="bm25")[0].id for query in FOUND}
-        assert first == {query: query for query in FOUND}
-
-
-PARTS = {
-    "empty cache": "call safe_cuda_empty_cache() now",
-    "user name": "getUserName returns it",
-    "getUserName": "call getusername",
-    "http server": "an HTTPServer of the library",
-    "cafe": "Le café est fermé",
-    "café": "a cafe in the street",
-    "strasse": "Die Straße ist gesperrt",
-    "lodz": "Łódź is a city",
-    "елка": "ёлка",
-}
-
-
-@pytest.mark.parametrize("query", PARTS)
-def test_parts_of_identifiers_and_words_without_accents_are_found(query: str) -> None:
-    with PyTorchGPURetriever(Hashed(), device="cpu", language="none") as retriever:
-        retriever.add([PARTS[query], "something else"], ids=["own", "other"])
-        assert [each.id for each in retriever.search(query, mode="bm25")] == ["own"]
+def test_words_of_any_script_are_found_and_similar_ones_are_not() -> None:
+    """Parts of identifiers and words without accents are found too, but not by their stems."""
+    with OnCpu(Hashed(), language="none") as retriever:
+        for query, own, other in FOUND:
+            retriever.add([own, other], [{"query": query}] * 2, [f"own {query}", f"other {query}"])
+        for query, _, _ in FOUND:
+            assert ids(retriever, query, where={"query": query}) == [f"own {query}"]
 
 
 def test_headings_above_a_passage_are_searched() -> None:
-    titles = ["Guide > Linux > Install", "Guide > Windows > Install"]
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        retriever.add(
-            ["Install\nRun the program.", "Install\nRun the program."],
-            [{"title": title} for title in titles],
-            ["linux", "windows"],
-        )
-        for name in ("linux", "windows"):
-            assert retriever.search(f"install on {name}", mode="bm25")[0].id == name
+    titles = {"linux": "Guide > Linux > Install", "windows": "Guide > Windows > Install"}
+    metadata = [{"title": title} for title in titles.values()]
+    with OnCpu(Hashed()) as retriever:
+        retriever.add(["Install\nRun the program."] * 2, metadata, [*titles])
+        for name in titles:
+            assert ids(retriever, f"install on {name}")[0] == name
 
 
 def test_hybrid_search_for_stop_words_alone_is_dense_search() -> None:
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+    with OnCpu(Hashed()) as retriever:
         retriever.add([f"{text_of(n)} {'in' if n % 7 else 'gradient'} the" for n in range(60)])
-
-        def ids(query: str, mode: str) -> list[str]:
-            return [each.id for each in retriever.search(query, 20, mode=mode)]
-
-        for query in ("of the", "in a"):
-            assert ids(query, "hybrid") == ids(query, "dense")
-            assert ids(f"{query} gradient", "hybrid") != ids(f"{query} gradient", "dense")
-
-
-def test_change_adds_words_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a search that uses words; until then, the next one adds them."""
-    from rag_demo.stores import words
-
-    threads: list[int] = []
-
-    def stems_of(text: str, language: str, *, is_query: bool = False) -> Any:
-        threads.extend([threading.get_ident()] * (text.startswith("new") and not is_query))
-        return true(text, language, is_query=is_query)
-
-    true = words.stems_of
-    monkeypatch.setattr(words, "stems_of", stems_of)
-    with FaissRetriever(Hashed()) as retriever:
-        retriever.add(["old"], ids=["old"])
-        for name in ("a", "b"):
-            retriever.search("old", mode="bm25")
-            change = threading.Thread(target=retriever.add, args=([f"new {name}"],))
-            change.start()
-            change.join()
-            assert threads == [change.ident]
-            threads.clear()
-        assert len(retriever.search("new", mode="bm25")) == 2
-        retriever.add(["new c"])
-        retriever.add(["new d"])
-        assert len(threads) == 1, "the second change was not preceded by a search"
-        assert len(retriever.search("new", mode="bm25")) == 4
+        for query in ("of the", "in a", "of the gradient"):
+            hybrid, dense = (ids(retriever, query, 20, mode=mode) for mode in ("hybrid", "dense"))
+            assert (hybrid == dense) == ("gradient" not in query)
 
 
 def test_stems_are_those_of_the_language(tmp_path: Path) -> None:
     """The index records the language, and a loaded index keeps it."""
-    with PyTorchGPURetriever(Hashed(), device="cpu", language="german") as retriever:
+    with OnCpu(Hashed(), language="german") as retriever:
         retriever.add(["Die Häuser der Stadt", "the rivers"], ids=["de", "en"])
         retriever.save(tmp_path / "i")
-    with PyTorchGPURetriever(Hashed(), device="cpu") as loaded:
+    with OnCpu(Hashed()) as loaded:
         loaded.load(tmp_path / "i")
         loaded.add(["Kleine Gärten"], ids=["more"])
-        assert [each.id for each in loaded.search("Haus", mode="bm25")] == ["de"]
-        assert [each.id for each in loaded.search("Garten", mode="bm25")] == ["more"]
-        assert [each.id for each in loaded.search("the", mode="bm25")] == ["en"]
-    with PyTorchGPURetriever(Hashed(), device="cpu", language="none") as words:
+        for query, name in (("Haus", "de"), ("Garten", "more"), ("the", "en")):
+            assert ids(loaded, query) == [name]
+    with OnCpu(Hashed(), language="none") as words:
         words.add(["caches"], ids=["a"])
-        assert words.search("cache", mode="bm25") == []
-        assert len(words.search("caches", mode="bm25")) == 1
-    for kind in (FaissRetriever, PyTorchGPURetriever):
-        with pytest.raises(ValueError, match="language must be") as error:
-            kind(Hashed(), language="klingon")
-        assert not hasattr(error.value, "__notes__"), "the half-built retriever was not closed"
+        assert (ids(words, "cache"), ids(words, "caches")) == ([], ["a"])
+    with pytest.raises(ValueError, match="language must be") as error:
+        OnCpu(Hashed(), language="klingon")
+    assert not hasattr(error.value, "__notes__"), "the half-built retriever was not closed"
