@@ -266,7 +266,12 @@ def _add(
             continue
         for key, nbytes in _sizes_of(torch, one):
             known = found.get(key)
-            if nbytes and (known is None or (known.owner is None and owner is not None)):
+            tells_more = (
+                known is None
+                or (known.owner is None and owner is not None)
+                or (known.parameter == 0 and of != 0)
+            )
+            if nbytes and tells_more:
                 dtype = str(base.dtype.__get__(one)).removeprefix("torch.")
                 shape = f"{'gradient ' if of else ''}{tuple(base.size(one))} {dtype}"
                 size = nbytes if known is None else max(nbytes, known.nbytes)

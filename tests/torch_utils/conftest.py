@@ -3,6 +3,8 @@
 import gc
 import sys
 from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,14 @@ def frozen_heap() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def app(frozen_heap: None) -> Iterator[Any]:
+    """Return a new module. A census then walks over little more than its variables."""
+    module = sys.modules["app"] = ModuleType("app")
+    yield module
+    del sys.modules["app"]
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ and that are still alive.
 import contextlib
 import functools
 import gc
+import importlib
 import os
 import re
+import shutil
 import sys
 import sysconfig
 import textwrap
@@ -39,6 +41,7 @@ class Device:
     name: str
     torch_name: str  # torch's name of the device
     place: str  # its name in reports
+    backend: str  # of process groups
     model_bytes: int  # the size of a large model
     large_bytes: int  # the size of a large tensor
     limit_s = 600  # for a program that hangs
@@ -49,33 +52,32 @@ class Device:
         """Return why the device is missing, or None. Initialises nothing."""
         return None
 
+    @property
+    def torch(self) -> Any:
+        """The module, which some programs must not import."""
+        return importlib.import_module("torch")
+
     def settle(self) -> None:
         """Drop what earlier tests left, so that values before and after can be compared."""
         gc.collect()
 
     def model(self, nbytes: int | None = None) -> Any:
         """Return a model of four layers with about ``nbytes`` bytes together."""
-        import torch
-
         width = int(((nbytes or self.model_bytes) / 16) ** 0.5) // 16 * 16
-        layers = [torch.nn.Linear(width, width, device=self.torch_name) for _ in range(4)]
-        model = torch.nn.Sequential(*layers)
+        layers = [self.torch.nn.Linear(width, width, device=self.torch_name) for _ in range(4)]
+        model = self.torch.nn.Sequential(*layers)
         self.watch(*model.parameters())
         return model
 
     def inputs(self, model: Any, count: int = 8) -> Any:
         """Return a batch for a model that `model` returned."""
-        import torch
-
-        made = torch.randn(count, model[0].in_features, device=self.torch_name)
+        made = self.torch.randn(count, model[0].in_features, device=self.torch_name)
         self.watch(made)
         return made
 
     def tensor(self, nbytes: int, value: float = 1.0) -> Any:
         """Return a float32 tensor filled with a value."""
-        import torch
-
-        made = torch.full((nbytes // 4,), value, device=self.torch_name)
+        made = self.torch.full((nbytes // 4,), value, device=self.torch_name)
         self.watch(made)
         return made
 
@@ -101,13 +103,13 @@ class Device:
         start = f"{quiet}from {type(self).__module__} import {kind}\ndevice = {kind}()\n"
         return start + textwrap.dedent(program)
 
-    def assert_clean(self, result: programs.Result, returncode: int = 0) -> None:
-        """Assert the exit code, and that stderr has only the lines of a bare program."""
+    def assert_clean(self, result: programs.Result) -> None:
+        """Assert that a program succeeded, and that stderr has only the lines of a bare one."""
         skipped = re.search(r"^(?:\w+\.)*SkipTest: (.*)$", result.stderr, re.MULTILINE)
         if result.returncode and skipped:
             raise SkipTest(skipped[1])
         left = [line for line in result.stderr.splitlines() if line not in self.noise()]
-        assert result.returncode == returncode and not left, str(result)
+        assert result.returncode == 0 and not left, str(result)
 
     def noise(self) -> set[str]:
         """Return the lines that torch writes to stderr in a correct program on this machine."""
@@ -117,7 +119,7 @@ class Device:
 class Cuda(Device):
     """The first GPU."""
 
-    name, torch_name, place = "cuda", "cuda:0", "cuda:0"
+    name, torch_name, place, backend = "cuda", "cuda:0", "cuda:0", "nccl"
     model_bytes, large_bytes, limit_s = 1 << 30, 64 * MB, 60  # A GPU is lent for minutes.
 
     @staticmethod
@@ -131,108 +133,79 @@ class Cuda(Device):
         return f"needs a CUDA device, and torch {torch.__version__} finds none"
 
     def settle(self) -> None:
-        import torch
-
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             vars(sys).pop(name, None)  # It keeps the frames of a failed test.
         gc.collect()
-        torch.cuda.init()
+        self.torch.cuda.init()
         self.empty_caches()
 
     def empty_caches(self) -> None:
-        import torch
-
         self.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
+        self.torch._C._cuda_clearCublasWorkspaces()
+        self.torch.cuda.empty_cache()
 
     def reserved_bytes(self) -> int:
-        import torch
-
-        return torch.cuda.memory_reserved(0)
+        return self.torch.cuda.memory_reserved(0)
 
     def capacity_bytes(self) -> int:
         """Return the size of the card, or what is left if other processes use it."""
-        import torch
-
-        free, total = torch.cuda.mem_get_info(0)
-        ours = torch.cuda.memory_reserved(0)
+        free, total = self.torch.cuda.mem_get_info(0)
+        ours = self.torch.cuda.memory_reserved(0)
         return total if total - free - ours < 2 << 30 else free + ours
 
     def take(self, nbytes: int) -> Any:
         """Allocate bytes without writing them."""
-        import torch
-
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_name)
+        return self.torch.empty(nbytes, dtype=self.torch.uint8, device=self.torch_name)
 
     def synchronize(self) -> None:
-        import torch
-
-        torch.cuda.synchronize()
+        self.torch.cuda.synchronize()
 
     def pinned(self, nbytes: int) -> Any:
         """Return a page-locked tensor of ones in host memory."""
-        import torch
-
-        return torch.ones(nbytes // 4, pin_memory=True)
+        return self.torch.ones(nbytes // 4, pin_memory=True)
 
     def pinned_bytes(self) -> int:
         """Return torch's page-locked memory in bytes, including its cache."""
-        import torch
-
-        stats: dict[str, int] = getattr(torch.cuda, "host_memory_stats", dict)()
+        stats: dict[str, int] = getattr(self.torch.cuda, "host_memory_stats", dict)()
         for name in ("reserved_bytes.current", "allocated_bytes.current"):
             if name in stats:
                 return int(stats[name])
-        raise SkipTest(f"torch {torch.__version__} does not count page-locked memory")
+        raise SkipTest(f"torch {self.torch.__version__} does not count page-locked memory")
 
     @contextlib.contextmanager
     def other_stream(self) -> Iterator[Any]:
         """Run the block on another stream, which first waits for the current one."""
-        import torch
-
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        stream = self.torch.cuda.Stream()
+        stream.wait_stream(self.torch.cuda.current_stream())
+        with self.torch.cuda.stream(stream):
             yield stream
 
     def keep_busy(self) -> None:
         """Queue about a quarter of a second of waiting on the current stream."""
-        import torch
-
-        torch.cuda._sleep(400_000_000)
-
-    def lend(self, tensor: Any, stream: Any) -> None:
-        """Tell the allocator that another stream uses a tensor."""
-        tensor.record_stream(stream)
+        self.torch.cuda._sleep(400_000_000)
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Any]:
         """Capture work as a CUDA graph; return the graph and its output."""
-        import torch
-
         with self.other_stream() as stream:
             work()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+        self.torch.cuda.current_stream().wait_stream(stream)
+        graph = self.torch.cuda.CUDAGraph()
         # On the stream of the warm-up, whose cuBLAS workspace the graph uses.
-        with torch.cuda.graph(graph, stream=stream):
+        with self.torch.cuda.graph(graph, stream=stream):
             result = work()
         return graph, result
 
     def make_context(self) -> None:
-        import torch
-
-        torch.zeros(1, device=self.torch_name)
+        self.torch.zeros(1, device=self.torch_name)
 
     def has_context(self) -> bool:
         """Return whether this process has called cuInit, or has a context on any device."""
         if driver.is_initialized() or self.bytes_of(os.getpid()):
             return True
-        torch = sys.modules.get("torch")
-        if torch is None:
+        if "torch" not in sys.modules:
             return False
-        count = torch.cuda.device_count()
-        return any(torch._C._cuda_hasPrimaryContext(number) for number in range(count))
+        count = self.torch.cuda.device_count()
+        return any(self.torch._C._cuda_hasPrimaryContext(number) for number in range(count))
 
     def bytes_of(self, pid: int) -> int:
         """Return what the context of a process takes by NVML, with all its memory; 0 without."""
@@ -243,19 +216,11 @@ class Cuda(Device):
 
         Triton compiles C with Python's headers.
         """
-        import importlib.util
-        import shutil
-
-        import torch
-
         header = Path(sysconfig.get_path("include"), "Python.h")
-        compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
-        if importlib.util.find_spec("triton") is None or not compiler or not header.exists():
-            return torch.compile(model, backend="aot_eager")
-        return torch.compile(model, mode="reduce-overhead")
-
-    def process_group(self) -> str:
-        return "nccl"
+        has_compiler = header.exists() and any(map(shutil.which, ("gcc", "cc", "clang")))
+        if has_compiler and find_spec("triton"):
+            return self.torch.compile(model, mode="reduce-overhead")
+        return self.torch.compile(model, backend="aot_eager")
 
     def noise(self) -> set[str]:
         return noise_of_cuda()
@@ -272,7 +237,7 @@ def noise_of_cuda() -> set[str]:
 class Rehearsal(Device):
     """A device of 64 MB in host memory."""
 
-    name, torch_name, place = "rehearsal", "cpu", "host"
+    name, torch_name, place, backend = "rehearsal", "cpu", "host", "gloo"
     model_bytes, large_bytes = MB, MB
     _CAPACITY, _CONTEXT = 64 * MB, "rehearsed-context"
 
@@ -290,21 +255,18 @@ class Rehearsal(Device):
         self._note(self._watched, tensors)
 
     def _note(self, watched: list[Any], tensors: Any) -> None:
-        from torch.multiprocessing.reductions import StorageWeakRef
-
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            watched.append((StorageWeakRef(storage), storage.nbytes()))
+            reference = self.torch.multiprocessing.reductions.StorageWeakRef(storage)
+            watched.append((reference, storage.nbytes()))
 
     def capacity_bytes(self) -> int:
         return self._CAPACITY
 
     def take(self, nbytes: int) -> Any:
-        import torch
-
         if nbytes > self._CAPACITY - self.reserved_bytes():
-            return torch.empty(1 << 60, dtype=torch.uint8)  # raises the error of a real allocator
-        made = torch.empty(nbytes, dtype=torch.uint8)
+            nbytes = 1 << 60  # raises the error of a real allocator
+        made = self.torch.empty(nbytes, dtype=self.torch.uint8)
         self.watch(made)
         return made
 
@@ -312,9 +274,7 @@ class Rehearsal(Device):
         pass
 
     def pinned(self, nbytes: int) -> Any:
-        import torch
-
-        made = torch.ones(nbytes // 4)
+        made = self.torch.ones(nbytes // 4)
         self._note(self._pinned, [made])
         return made
 
@@ -327,9 +287,6 @@ class Rehearsal(Device):
 
     def keep_busy(self) -> None:
         time.sleep(0.001)
-
-    def lend(self, tensor: Any, stream: Any) -> None:
-        pass
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Any]:
         result = work()
@@ -352,16 +309,10 @@ class Rehearsal(Device):
         return found
 
     def compiled(self, model: Any) -> Any:
-        import torch
-
-        return torch.compile(model, backend="eager")
-
-    def process_group(self) -> str:
-        return "gloo"
+        return self.torch.compile(model, backend="eager")
 
     def run(self, source: str, *, env: dict[str, str] | None = None) -> programs.Result:
-        start = "".join(f"os.environ[{k!r}] = {v!r}\n" for k, v in (env or {}).items())
-        return programs.run_forked("import os\n" + start + self.source(source))
+        return programs.run_forked(self.source(source), env=env)
 
 
 class _Recorded:
@@ -372,6 +323,3 @@ class _Recorded:
 
     def replay(self) -> None:
         self._result.copy_(self._work())
-
-    def reset(self) -> None:
-        del self._work, self._result

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
+import torch.distributed
+
 from clean_exit import check
 from tests.support.programs import IMPORT_PATH
 
@@ -35,30 +37,24 @@ def assert_reported(
 
 
 CHILD = """
-import subprocess, sys, os
-child = subprocess.Popen(
-    [sys.executable, "-c", '''
-import sys, time
-from {module} import {kind}
-device = {kind}()
-device.make_context()
-print("ready", flush=True)
-time.sleep(600)
-'''],
-    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-)
+import subprocess, sys, time
+if sys.argv[1:]:
+    device.make_context()
+    print("ready", flush=True)
+    time.sleep(600)
+quiet = {{"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}}
+child = subprocess.Popen([sys.executable, __file__, "child"], stdout=subprocess.PIPE, **quiet)
 assert child.stdout.readline() == b"ready\\n"
 {end}
 """
 
 
 def test_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
-    kind = {"module": type(device).__module__, "kind": type(device).__name__}
     ends = (
         "child.returncode = 0  # The child outlives the program.",
         "child.kill(); child.wait(); child.stdout.close()",
     )
-    programs = [CHILD.format(end=end, **kind) for end in ends]
+    programs = [CHILD.format(end=end) for end in ends]
     assert_reported(device, tmp_path, "orphan-process", programs)
 
 
@@ -107,7 +103,7 @@ import torch, torch.distributed as dist
 device.make_context()
 with tempfile.TemporaryDirectory() as folder:
     dist.init_process_group(
-        device.process_group(), init_method=f"file://{{folder}}/store", rank=0, world_size=1
+        device.backend, init_method=f"file://{{folder}}/store", rank=0, world_size=1
     )
     values = torch.ones(4, device=device.torch_name)
     dist.all_reduce(values)
@@ -127,11 +123,8 @@ NCCL = {
 
 
 def test_process_group_that_was_not_destroyed_is_reported(device: Any, tmp_path: Path) -> None:
-    import torch.distributed
-
-    backend = device.process_group()
-    if not getattr(torch.distributed, f"is_{backend}_available")():
-        raise SkipTest(f"this torch has no {backend}")
+    if not torch.distributed.is_backend_available(device.backend):
+        raise SkipTest(f"this torch has no {device.backend}")
     ends = ("", "dist.destroy_process_group()")
     programs = [GROUP.format(end=end, limit_s=device.limit_s) for end in ends]
     assert_reported(device, tmp_path, "process-group-not-destroyed", programs, **NCCL)

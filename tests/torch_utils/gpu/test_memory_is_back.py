@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+import torch
 
 from torch_utils import (
     SafePyTorchCleanup,
     find_batch_size,
     is_out_of_memory,
-    memory_snapshot,
     release,
     safe_cuda_empty_cache,
 )
@@ -25,13 +25,15 @@ def load(device: Any) -> Any:
 
 
 def test_scope_returns_all_device_memory(device: Any) -> None:
-    """The caller's variables still exist, but hold no memory."""
+    """The caller's variables still exist. As a control, a cleared cache returns nothing."""
     before = device.reserved_bytes()
     with SafePyTorchCleanup(thorough=True) as scope:
         model = scope.manage(load(device))
         inputs = scope.manage(device.inputs(model))
         outputs = scope.manage(model(inputs))
         device.watch(outputs)
+        safe_cuda_empty_cache()
+        assert device.reserved_bytes() - before > 0.9 * device.model_bytes
     assert device.reserved_bytes() == before
     assert scope.report is not None
     assert scope.report.freed_bytes[device.place] > 0.9 * device.model_bytes
@@ -39,51 +41,28 @@ def test_scope_returns_all_device_memory(device: Any) -> None:
     assert outputs.numel() == 0 and model is not None
 
 
-def test_release_of_a_model_returns_its_memory(device: Any) -> None:
-    """As a control, a cleared cache returns nothing. The release uses no other GPU."""
-    before = device.reserved_bytes()
-    model = load(device)
-    device.settle()
-    safe_cuda_empty_cache()
-    assert device.reserved_bytes() - before > 0.9 * device.model_bytes
-    report = release(model)
-    assert report.freed_bytes[device.place] > 0.9 * device.model_bytes
-    assert device.reserved_bytes() == before
-    assert set(memory_snapshot().devices) <= {device.torch_name}
-
-
 def test_training_returns_gradients_and_optimizer_state(device: Any) -> None:
-    """The loss falls, and a checkpoint in host memory stays."""
-    import torch
-
     torch.manual_seed(0)
     before = device.reserved_bytes()
     model = load(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
     inputs = device.inputs(model)
     losses = []
     for _ in range(5):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), inputs)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     device.watch(*(parameter.grad for parameter in model.parameters()))
     device.watch(*(state["momentum_buffer"] for state in optimizer.state.values()))
-    checkpoint = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-    release(model, optimizer, schedule, inputs, loss, thorough=True)
+    release(model, optimizer, inputs, loss, thorough=True)
     assert device.reserved_bytes() == before
-    assert all(value.isfinite().all() for value in checkpoint.values())
 
 
 def test_failed_block_frees_the_model(device: Any) -> None:
     """The stored error keeps the variables of its frames, but not the managed model."""
-    import torch
-
     before = device.reserved_bytes()
 
     def fail(model: Any) -> None:
@@ -92,13 +71,9 @@ def test_failed_block_frees_the_model(device: Any) -> None:
         device.watch(outputs)
         raise ValueError(f"wrong: {outputs.shape}")
 
-    stored = None
-    try:
+    with pytest.raises(ValueError, match="wrong") as stored:
         with SafePyTorchCleanup(thorough=True) as scope:
             fail(scope.manage(load(device)))
-    except ValueError as error:
-        stored = error
-    assert "wrong" in str(stored)
     assert device.reserved_bytes() - before < 0.1 * device.model_bytes
     del stored
     safe_cuda_empty_cache()
@@ -109,34 +84,26 @@ def test_failed_block_frees_the_model(device: Any) -> None:
 def test_stored_oom_error_keeps_no_memory(device: Any) -> None:
     """95% of the card can be allocated while the error is stored, but not without the scope."""
     before, capacity = device.reserved_bytes(), device.capacity_bytes()
-    stored = None
-    try:
-        _fill(device, device.model(MB), capacity)
-    except Exception as error:
-        stored = error
-    assert stored is not None and is_out_of_memory(stored), repr(stored)
+
+    def fill(model: Any) -> None:
+        blocks = [device.take(int(capacity * 0.45))]
+        outputs = model(device.inputs(model))
+        blocks += [device.take(int(capacity * 0.45)) for _ in range(2)]
+        raise AssertionError(f"allocated more than the capacity: {len(blocks)}, {outputs.shape}")
+
+    with pytest.raises(RuntimeError) as stored:
+        fill(device.model(MB))
+    assert is_out_of_memory(stored.value)
     safe_cuda_empty_cache()
     assert device.reserved_bytes() - before > 0.4 * capacity
-    stored = None
+    del stored
     safe_cuda_empty_cache()
-    try:
-        with SafePyTorchCleanup(thorough=True) as scope:
-            model = scope.manage(load(device))
-            _fill(device, model, capacity)
-    except Exception as error:
-        stored = error
-    assert stored is not None and is_out_of_memory(stored), repr(stored)
+    with pytest.raises(RuntimeError) as stored, SafePyTorchCleanup(thorough=True) as scope:
+        fill(scope.manage(load(device)))
+    assert is_out_of_memory(stored.value)
     taken = device.take(int(capacity * 0.95))
     assert taken.numel() >= 0.94 * capacity
     release(taken)
-
-
-def _fill(device: Any, model: Any, capacity: int) -> None:
-    blocks = [device.take(int(capacity * 0.45))]
-    outputs = model(device.inputs(model))
-    blocks.append(device.take(int(capacity * 0.45)))
-    blocks.append(device.take(int(capacity * 0.45)))
-    raise AssertionError(f"allocated more than the capacity: {len(blocks)}, {outputs.shape}")
 
 
 @pytest.mark.alone
@@ -147,8 +114,7 @@ def test_find_batch_size_frees_each_failed_try(device: Any) -> None:
     @find_batch_size(starting_batch_size=8)
     def work(batch_size: int) -> int:
         tried.append(batch_size)
-        taken = [device.take(int(capacity * 0.3)) for _ in range(batch_size)]
-        return len(taken)
+        return len([device.take(int(capacity * 0.3)) for _ in range(batch_size)])
 
     assert work() == 2
     assert tried == [8, 4, 2]
@@ -158,8 +124,6 @@ def test_find_batch_size_frees_each_failed_try(device: Any) -> None:
 
 def test_thorough_scope_frees_cuda_graph_pool(device: Any) -> None:
     """The module itself holds the graph."""
-    import torch
-
     before = device.reserved_bytes()
 
     class Captured(torch.nn.Module):
