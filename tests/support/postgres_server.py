@@ -88,15 +88,15 @@ class PostgresServer:
                 assert time.monotonic() < deadline_s
                 time.sleep(0.05)
 
-    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """Stop it: SIGINT ends all connections, SIGQUIT does so without a checkpoint."""
+    def stop(self) -> None:
+        """End all connections and stop."""
         assert self._process is not None
-        self._process.send_signal(how)
+        self._process.send_signal(signal.SIGINT)
         self._process.wait(60)
 
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self.stop()  # SIGQUIT would leave shared memory behind.
+            self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def execute(self, statement: Any, *parameters: Any) -> list[Any]:

@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import os
-import pty
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,39 +24,41 @@ class Terminal(io.TextIOWrapper):
         return True
 
 
-def rag_demo(*arguments: str | Path, stdin: str = "", stdout: Any = io.TextIOWrapper) -> Result:
+def rag_demo(*arguments: str | Path, stdin: str = "", on_terminal: bool = False) -> Result:
     """Run a command as a shell would, but for the interpreter of its own."""
-    given = list(map(str, arguments))
+    command = ["rag-demo", *map(str, arguments)]
+    kind = Terminal if on_terminal else io.TextIOWrapper
+    streams = [kind(io.BytesIO(), "utf-8") for _ in range(2)]
     raw: Any = io.BytesIO(stdin.encode())
-    text = io.TextIOWrapper(io.BufferedReader(raw))
-    streams = [kind(io.BytesIO(), "utf-8") for kind in (stdout, io.TextIOWrapper)]
-    before = sys.argv, sys.stdin
     code: Any = 0
-    try:
-        sys.argv, sys.stdin = ["rag-demo", *given], text
-        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(streams[0]),
+        contextlib.redirect_stderr(streams[1]),
+    ):
+        patch.setattr(sys, "argv", command)
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(raw)))
+        try:
             main()
-    except SystemExit as end:
-        code = end.code or 0
-    finally:
-        sys.argv, sys.stdin = before
+        except SystemExit as end:
+            code = end.code or 0
     shown = []
     for stream in streams:
-        stream.flush()
-        shown.append(stream.buffer.getvalue().decode())
-    return Result(["rag-demo", *given], code, *shown)
+        stream.seek(0)
+        shown.append(stream.read())
+    return Result(command, code, *shown)
 
 
-def succeed(*arguments: str | Path, stdin: str = "", stdout: Any = io.TextIOWrapper) -> str:
-    """Run a command that must succeed; return what it prints."""
-    result = rag_demo(*arguments, stdin=stdin, stdout=stdout)
+def succeed(*arguments: str | Path, **options: Any) -> str:
+    """Run a command that must succeed, with the options of `rag_demo`; return what it prints."""
+    result = rag_demo(*arguments, **options)
     assert result.returncode == 0, str(result)
     return result.stdout
 
 
-def fail(*arguments: str | Path, stdin: str = "") -> str:
+def fail(*arguments: str | Path) -> str:
     """Run a command that must fail as documented; return its one line without the beginning."""
-    result = rag_demo(*arguments, stdin=stdin)
+    result = rag_demo(*arguments)
     assert (result.returncode, result.stdout) == (2, ""), str(result)
     assert result.stderr.startswith("rag-demo: error: "), str(result)
     assert result.stderr.count("\n") == 1, str(result)
@@ -91,24 +91,6 @@ def info(folder: str | Path) -> dict[str, Any]:
     """Return what `rag-demo info` says."""
     facts: dict[str, Any] = json.loads(succeed("info", folder, "--json"))
     return facts
-
-
-def on_a_terminal(*command: str | Path) -> str:
-    """Run `rag-demo` with a terminal as stdout and stderr, and return what it prints."""
-    shown: list[bytes] = []
-    child = [sys.executable, "-m", "rag_demo", *map(str, command)]
-
-    def read(terminal: int) -> bytes:
-        shown.append(os.read(terminal, 65536))
-        return shown[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "200")
-        patch.setattr(pty, "STDIN_FILENO", os.open(os.devnull, os.O_RDONLY))
-        status = pty.spawn(child, read)
-    output = b"".join(shown).decode()
-    assert os.waitstatus_to_exitcode(status) == 0, output
-    return output
 
 
 def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> Path:

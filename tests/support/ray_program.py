@@ -46,11 +46,11 @@ class RecordingEmbedder(ray_embedder.RayEmbedder):
 
 
 def main() -> None:
-    out, address, actors, count, kind = sys.argv[1:6]
+    out, address, count, kind = sys.argv[1:5]
     ray_embedder.EmbeddingActor = RecordingActor  # type: ignore[misc]
     texts = [kind if kind == "error" else f"text {n}" for n in range(int(count))]
     documents = (Document(f"d{n}", text, {}) for n, text in enumerate(texts))
-    with RecordingEmbedder(address=address or None, actors=int(actors)) as embedder:
+    with RecordingEmbedder(address=address or None, actors=2) as embedder:
         done = ingest(documents, embedder, out, on_progress=lambda n: print(n, flush=True))
     print("done", done.embedded, done.reused, flush=True)
 

@@ -15,11 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
@@ -32,32 +33,22 @@ class Service:
     Attributes:
         process: The program, or clean-exit around it.
         port: The port of the service.
-        log: The lines on standard error so far.
     """
 
     port: int
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.log: list[str] = []
-        self.reader = threading.Thread(target=self._read)
-        self.reader.start()
-
-    def read_port(self) -> None:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.output()
-        self.port = int(line)
-
-    def _read(self) -> None:
-        if self.process.stderr is not None:
-            self.log.extend(self.process.stderr)
+    def __init__(self, process: subprocess.Popen[str], log: IO[str]) -> None:
+        self.process: Any = process  # Its streams are pipes.
+        self._log = log
 
     def output(self) -> str:
         """Wait for the end of the program; return its standard error."""
         self.process.wait(120)
-        self.reader.join(120)
-        return "".join(self.log)
+        self._log.seek(0)
+        return self._log.read()
+
+    def wait_until_held_up(self) -> None:
+        assert self.process.stdout.readline() == "held up\n"
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str]:
         """Send a request over a new connection; return the status and the body."""
@@ -68,9 +59,9 @@ class Service:
         answer = httpx.request(method, url, json=body, timeout=120)
         return answer.status_code, answer.text
 
-    def ask_json(self, path: str, body: Any = None, method: str | None = None) -> Any:
+    def ask_json(self, path: str) -> Any:
         """Send a request that must succeed; return its JSON."""
-        status, text = self.ask(path, body, method)
+        status, text = self.ask(path)
         assert status == 200, (status, text)
         return json.loads(text)
 
@@ -87,14 +78,14 @@ class Service:
             assert self.process.poll() is None, self.output()
             time.sleep(0.01)
 
-    def search(self, query: str, **more: Any) -> tuple[int, str]:
+    def search(self, query: str) -> tuple[int, str]:
         """Search by meaning, which needs the model."""
-        return self.ask("/search", {"query": query, "mode": "dense", **more})
+        return self.ask("/search", {"query": query, "mode": "dense"})
 
     def stop(self) -> int:
         """Send SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(120)
+        return int(self.process.wait(120))
 
 
 @contextlib.contextmanager
@@ -105,28 +96,22 @@ def service(
     env: dict[str, str] | None = None,
 ) -> Iterator[Service]:
     """Start a service; kill it at the end of the block if it still runs."""
-    process = subprocess.Popen(
-        [sys.executable, *under, __file__, str(index), *limits],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-    )
-    started = Service(process)
-    try:
-        started.read_port()
-        if not (index.parent / "HANGING").exists():
-            started.wait_until_ready()
-        yield started
-    finally:
-        if process.poll() is None:
+    command = [sys.executable, *under, __file__, str(index), *limits]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stderr=log, env=env, **pipes) as process,
+    ):
+        started = Service(process, log)
+        try:
+            line = started.process.stdout.readline()
+            assert line, started.output()
+            started.port = int(line)
+            if not (index.parent / "HANGING").exists():
+                started.wait_until_ready()
+            yield started
+        finally:
             process.kill()
-        process.wait(120)
-        started.reader.join(120)
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
 
 
 def main() -> int:
@@ -152,9 +137,7 @@ def main() -> int:
     class Model(Embedder, Resource):
         """Has a lock that its release waits for, as `rag_demo.EmbeddingModel`."""
 
-        def __init__(self) -> None:
-            super().__init__(before)
-            self.in_use = threading.RLock()
+        in_use = threading.RLock()
 
         def embed_queries(self, texts: Any) -> Any:
             with self.in_use:
@@ -167,7 +150,7 @@ def main() -> int:
     def load() -> Embedder:
         if Path(index.parent, "BROKEN").exists():
             raise ModelError(f"{index.parent} has no weights")
-        model = Model()
+        model = Model(before)
         if Path(index.parent, "HANGING").exists():
             with model.in_use:
                 threading.Event().wait()

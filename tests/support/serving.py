@@ -22,21 +22,8 @@ for package in ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client", 
 import httpx  # noqa: E402
 
 from rag_demo import FaissRetriever  # noqa: E402
-from rag_demo.errors import PostgresError  # noqa: E402
 from rag_demo.service.server import create_app  # noqa: E402
 from rag_demo.service.settings import Limits, Settings, options, read_tokens  # noqa: E402
-
-__all__ = [
-    "TEXTS",
-    "Embedder",
-    "PostgresError",
-    "ask",
-    "load_model_of_a_gpu",
-    "make_app",
-    "make_index",
-    "search",
-    "serving",
-]
 
 TEXTS = [
     "memory is given back in place",
@@ -73,18 +60,6 @@ class Embedder(Hashed):
 def load_hanging_model() -> Embedder:
     """Return a model that takes ten minutes for the query "hang"; another process can import it."""
     return Embedder(lambda texts: time.sleep(600 * ("hang" in texts)))
-
-
-class GpuLike(Embedder):
-    """Embeds as many tokens together as a GPU does, and cannot count tokens."""
-
-    batch_tokens = 32_768
-    max_tokens = 256
-
-
-def load_model_of_a_gpu() -> Embedder:
-    """Return a `GpuLike`; another process can import this function."""
-    return GpuLike()
 
 
 def make_index(folder: Path, texts: list[str] = TEXTS) -> Path:

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.programs import IMPORT_PATH, TIMEOUT_S, run
-from tests.support.rag_command import info, on_a_terminal, rag_demo, succeed, write_lines
+from tests.support.rag_command import (
+    IMPORT_MAIN,
+    info,
+    rag_demo,
+    succeed,
+    write_lines,
+)
 
-MAIN = "from rag_demo.cli import main; main()"
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 
 
@@ -24,7 +29,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 
 def shell(script: str, *arguments: str | Path) -> tuple[int, str, str]:
     """Run the commands as a shell script does: ``rag-demo`` is a function in it."""
-    function = f"rag-demo() {{ '{sys.executable}' -c '{MAIN}' \"$@\"; }}\n"
+    function = f"rag-demo() {{ '{sys.executable}' -c '{IMPORT_MAIN}; main()' \"$@\"; }}\n"
     env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     command = ["bash", "-c", function + script, "bash", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, env=env, timeout=TIMEOUT_S, check=False)
@@ -51,14 +56,6 @@ def test_stream_error_is_one_line(saved: Path, script: str, code: int, wanted: s
     assert info(saved)["texts"] == 2
 
 
-WITHOUT_CLICK = """
-import sys
-sys.modules["click"] = None
-from rag_demo.cli import main
-main()
-"""
-
-
 def test_command_without_arguments_shows_help() -> None:
     shown = succeed()
     assert shown.startswith("Usage: rag-demo")
@@ -67,7 +64,8 @@ def test_command_without_arguments_shows_help() -> None:
 
 
 def test_missing_packages_are_named() -> None:
-    result = run(WITHOUT_CLICK, "search", "folder", "question")
+    program = f"import sys\nsys.modules['click'] = None\n{IMPORT_MAIN}\nmain()"
+    result = run(program, "info", "folder")
     assert (result.returncode, result.stdout) == (2, ""), str(result)
     assert result.stderr.startswith("rag-demo: error: "), str(result)
     assert "pip install '.[rag,model]'" in result.stderr, str(result)
@@ -76,17 +74,17 @@ def test_missing_packages_are_named() -> None:
 
 def test_ctrl_c_during_import_shows_no_traceback() -> None:
     result = run(
-        """
+        f"""
         import signal, sys
         class Early:
             def find_spec(name, path, target=None):
                 if name == "torch_utils":
                     signal.raise_signal(signal.SIGINT)
         sys.meta_path.insert(0, Early)
-        sys.argv = ["rag-demo", "--version"]
-        from rag_demo.cli import main
+        {IMPORT_MAIN}
         main()
-        """
+        """,
+        "--version",
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, "", ""), str(result)
 
@@ -107,9 +105,8 @@ def test_index_says_if_bfloat16_is_faster(
         assert hint not in succeed(*command, *options)
 
 
-@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("paris")
     command = ("index", tmp_path / "x.txt", "--out", tmp_path / "i", "--model", tiny_model)
-    assert "embedding" in on_a_terminal(*command)
+    assert "embedding" in rag_demo(*command, on_terminal=True).stderr
     assert rag_demo(*command).stderr == ""

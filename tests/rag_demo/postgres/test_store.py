@@ -46,16 +46,13 @@ def test_answers_equal_those_of_other_retrievers_beside_a_poor_index(
         for each in (retriever, local):
             each.add(texts, ids=names, vectors=vectors)
         server.execute(f'ALTER TABLE "{table}_vectors" ALTER embedding TYPE vector(24)')
-        server.execute(
-            f'CREATE INDEX ON "{table}_vectors" USING hnsw (embedding vector_ip_ops) '
-            "WITH (m = 2, ef_construction = 4)"
-        )
+        method = "hnsw (embedding vector_ip_ops) WITH (m = 2, ef_construction = 4)"
+        server.execute(f'CREATE INDEX ON "{table}_vectors" USING {method}')
         server.execute(f'ANALYZE "{table}_vectors"')
         for vector in queries:
             wanted = local.search(None, 9, vector=vector)
             assert retriever.search(None, 9, vector=vector) == wanted
-        words = retriever.search("unique77 golf", 1, mode="bm25")
-        assert words[0].text.endswith("unique77")
+        assert retriever.search("unique77 golf", 1, mode="bm25")[0].text.endswith("unique77")
 
 
 VALUES = [
@@ -88,12 +85,12 @@ def test_filters_hold_for_the_same_documents_as_in_a_folder(
 ) -> None:
     metadata: list[dict[str, Any]] = [{"k": value, "n": n} for n, value in enumerate(VALUES)]
     metadata += [{}, {"other": 1}, {"k'\"%s{}": 1, "n": -1}]
-    filters: list[dict[str, Any]] = []
-    for value in VALUES:
-        names = ["$eq", "$ne", "$contains"]
-        if isinstance(value, (int, float, str)):
-            names += ["$gt", "$gte", "$lt", "$lte"]
-        filters += [{"k": {name: value}} for name in names]
+    filters: list[dict[str, Any]] = [
+        {"k": {name: value}}
+        for value in VALUES
+        for name in ("$eq", "$ne", "$contains", "$gt", "$gte", "$lt", "$lte")
+        if isinstance(value, (int, float, str)) or name in ("$eq", "$ne", "$contains")
+    ]
     filters += [{"$not": each} for each in filters]
     filters += [
         {"k": {"$in": []}},
@@ -113,10 +110,11 @@ def test_filters_hold_for_the_same_documents_as_in_a_folder(
         for each in (retriever, local):
             each.add(["text"] * len(metadata), metadata, [f"d{n}" for n in range(len(metadata))])
         for where in filters:
-            wanted = ids_of(local.search("text", 1_000, where=where, mode="dense"))
-            assert ids_of(retriever.search("text", 1_000, where=where, mode="dense")) == wanted, (
-                where
+            found, wanted = (
+                ids_of(each.search("text", 1_000, where=where, mode="dense"))
+                for each in (retriever, local)
             )
+            assert found == wanted, where
         with pytest.raises(TypeError, match="mapping"):
             retriever.search("text", where=lambda metadata: True)
         for where in ({"a\0": 1}, {"a": "\0"}, {"a": {"$contains": "\ud800"}}, {"a": math.inf}):
@@ -130,16 +128,13 @@ def test_what_is_not_ours_is_refused_and_stays(server: PostgresServer, table: st
         PgVectorRetriever(Hashed(), server.url, table)
     query = "SELECT tablename FROM pg_tables WHERE starts_with(tablename, %s)"
     assert server.execute(query, table) == [(f"{table}_documents",)]
-
-
-def test_other_version_and_other_model_are_refused(server: PostgresServer, table: str) -> None:
     other = Hashed()
     other.name = "another"
-    with PgVectorRetriever(Hashed(), server.url, table) as retriever:
+    with PgVectorRetriever(Hashed(), server.url, f"{table}x") as retriever:
         retriever.add(["text"])
         with pytest.raises(ModelMismatchError, match="another"):
-            PgVectorRetriever(other, server.url, table)
-        server.execute(f'UPDATE "{table}_manifest" SET version = 99')
+            PgVectorRetriever(other, server.url, f"{table}x")
+        server.execute(f'UPDATE "{table}x_manifest" SET version = 99')
         with pytest.raises(RagDemoError, match="version 99"):
             retriever.search("text")
 
@@ -151,22 +146,16 @@ def test_many_writers_lose_no_update_and_do_not_deadlock(
         with PgVectorRetriever(Hashed(), server.url, table) as retriever:
             for turn in range(8):
                 shared = [f"s{n}" for n in range(10)][:: 1 if number % 2 else -1]
-                retriever.add([f"by {number} in {turn}"] * 10, ids=shared)
+                retriever.add([f"writer {number} in {turn}"] * 10, ids=shared)
                 retriever.add(["own"], ids=[f"w{number}-{turn}"])
                 retriever.delete([f"w{number}-{turn - 1}"])
 
     at_once(write, 4)
     with PgVectorRetriever(Hashed(), server.url, table) as retriever:
         assert {*retriever.ids()} == {f"s{n}" for n in range(10)} | {f"w{n}-7" for n in range(4)}
-        assert len(retriever) == 14
         shared = retriever.get([f"s{n}" for n in range(10)])
         assert len({each.text for each in shared if each}) == 1  # One change, not parts of two.
-    (counts,) = server.execute(
-        f'SELECT (SELECT count(*) FROM "{table}_vectors"),'
-        f' (SELECT count(DISTINCT document) FROM "{table}_postings"),'
-        f' (SELECT words FROM "{table}_manifest") - (SELECT sum(words) FROM "{table}_documents")'
-    )
-    assert counts == (14, 14, 0)
+        assert len(retriever.search("own writer", 99, mode="bm25")) == 14
 
 
 def test_first_programs_of_a_new_database_create_their_tables(
@@ -185,10 +174,9 @@ def test_what_can_never_work_is_not_called_an_outage(server: PostgresServer, tab
             ("ids, paths and words of about 2,700", lambda: retriever.add(["a"], ids=[noise])),
             ("16,000 dimensions", lambda: retriever.add(["a"], vectors=np.ones((1, 16_001)))),
         ):
-            with pytest.raises(RagDemoError, match=match) as caught:
+            with pytest.raises(RagDemoError, match=rf"^(?!.*try again).*{match}"):
                 change()
-            assert "try again" not in str(caught.value)
-            assert len(retriever) == 0
+        assert len(retriever) == 0
     server.execute(f"CREATE ROLE {table} LOGIN PASSWORD '{PASSWORD}'")
     with pytest.raises(RagDemoError, match=r"lacks a right: permission denied .*; grant it"):
         PgVectorRetriever(Hashed(), server.url.replace("tester", table), "another")

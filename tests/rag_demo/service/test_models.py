@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,6 @@ async def test_failed_load_is_retried_until_ready(index: Path) -> None:
         return Embedder()
 
     async with serving(index, load=load) as client:
-
-        async def has_status(status: int) -> bool:
-            return bool((await client.get("/readyz")).status_code == status)
-
-        assert await has_status(200)
         assert (await client.post("/admin/models/hashed/unload")).status_code == 200
         broken.set()
         body = {"query": "a", "mode": "dense"}
@@ -53,27 +49,34 @@ async def test_failed_load_is_retried_until_ready(index: Path) -> None:
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) >= 1
         assert len(loads) < 5  # Not one for each request.
-        assert await has_status(503)
-        body["mode"] = "bm25"  # It needs no model.
-        assert (await client.post("/search", json=body)).status_code == 200
+        assert (await client.get("/readyz")).status_code == 503
         broken.clear()
-        await wait_for_async(lambda: has_status(200))
+        await wait_for_async(partial(has_status, client, "/readyz", 200))
+
+
+async def has_status(client: Any, path: str, status: int) -> bool:
+    return bool((await client.get(path)).status_code == status)
 
 
 async def test_hung_load_fails_probes_and_ends_no_search_for_words(index: Path) -> None:
-    never = threading.Event()
-    options: Any = {"load": lambda: never.wait(600), "hang_timeout": 3, "timeout": 5}
-    try:
-        async with serving(index, **options, is_ready=False) as client:
-            for path, status in (("/livez", 200), ("/readyz", 503)):
-                assert (await client.get(path)).status_code == status
+    go_on = threading.Event()
+
+    def load() -> Any:
+        assert go_on.wait(600)
+        return Embedder()
+
+    options: Any = {"load": load, "hang_timeout": 3, "timeout": 1, "is_ready": False}
+    async with serving(index, **options) as client:
+        try:
+            assert await has_status(client, "/livez", 200)
+            assert await has_status(client, "/readyz", 503)
             for mode, status in (("bm25", 200), ("dense", 503)):
                 body = {"query": "lease", "mode": mode}
                 assert (await client.post("/search", json=body)).status_code == status
-            for path in ("/livez", "/readyz"):
-                assert (await client.get(path)).status_code == 503
-    finally:
-        never.set()
+            await wait_for_async(partial(has_status, client, "/livez", 503))
+            assert await has_status(client, "/readyz", 503)
+        finally:
+            go_on.set()
 
 
 @pytest.mark.slow
@@ -89,14 +92,11 @@ def test_missing_or_damaged_index_is_found_again(tmp_path: Path) -> None:
             return status
 
         search = {"query": TEXTS[0], "mode": "dense"}
-        assert status_of("/search", search) == 200
         shutil.rmtree(index)
-        assert status_of("/search", search) == 200
         assert status_of("/admin/reload", method="POST") == 409
         assert status_of("/search", search) == 200
         assert status_of("/admin/models/index/unload", method="POST") == 200
-        assert status_of("/search", search) == 503
-        assert status_of("/readyz") == 503
+        assert status_of("/search", search) == status_of("/readyz") == 503
         make_index(index, TEXTS)
         wait_for(lambda: status_of("/search", search) == 200)
         assert started.ask_json("/readyz")["documents"] == len(TEXTS)
@@ -109,7 +109,6 @@ def test_missing_or_damaged_index_is_found_again(tmp_path: Path) -> None:
         make_index(index, TEXTS)
         assert status_of("/admin/reload", method="POST") == 200
         assert status_of("/search", search) == 200
-        assert started.stop() == 143
     assert not [text for text in texts if str(tmp_path) in text]
 
 
@@ -145,9 +144,8 @@ async def test_reload_fails_no_request(tmp_path: Path) -> None:
 
         async def ask() -> None:
             while not done.is_set():
-                answer = await client.post(
-                    "/search", json={"query": "a", "top_k": 9, "mode": "dense"}
-                )
+                body = {"query": "a", "top_k": 9, "mode": "dense"}
+                answer = await client.post("/search", json=body)
                 assert answer.status_code == 200, answer.text
                 counts.append(len(answer.json()["results"]))
 
@@ -160,20 +158,15 @@ async def test_reload_fails_no_request(tmp_path: Path) -> None:
         done.set()
         await asyncio.gather(*clients)
         assert report.json()["documents"] == 5
-        metrics = (await client.get("/metrics")).text
-        assert 'torch_utils_model_loaded{model="index"} 1.0' in metrics
         models = (await client.get("/admin/models")).json()["models"]
-        assert models[0]["loads"] == 1
-        assert models[1]["loads"] >= 2
-        assert set(counts[:1]) == {4}
-        assert counts[-1] == 5
+        assert models[0]["loads"] == 1 < models[1]["loads"]
+        assert (counts[0], counts[-1]) == (4, 5)
 
 
 async def test_changed_model_is_refused(index: Path) -> None:
     """Its vectors could not be compared with those of the index."""
     embedder = Embedder()
     async with serving(index, embedder) as client:
-        assert (await client.post("/search", json={"query": "a"})).status_code == 200
         await client.post("/admin/models/hashed/unload")
         embedder.name = "another"
         assert (await client.post("/search", json={"query": "a"})).status_code == 503

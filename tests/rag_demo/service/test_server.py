@@ -1,6 +1,5 @@
 """The server as a program: signals, exit codes and options."""
 
-import http.client
 import json
 import os
 import re
@@ -8,8 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,25 +23,19 @@ from tests.support.waiting import wait_for
 GRACE_S = 25  # docs/rag_demo/service.md
 WAITING = 'rag_demo_waiting_tokens{lane="model"}'
 ARRIVED = re.escape(f"{WAITING} 2.0") + r'|rag_demo_batch_tokens_count\{lane="model"\} 1\.0'
-HELD_UP = {"query": "held up", "mode": "dense"}
 INFO = {**os.environ, "LEVEL": "INFO"}
 
 
-def test_sigterm_answers_accepted_requests(tmp_path: Path) -> None:
+def test_sigterm_answers_accepted_requests(index: Path) -> None:
     """The exit code is 143 and the exit is clean."""
-    index = make_index(tmp_path / "index")
-    answers: list[tuple[int, str]] = []
-    with service(index, under=UNDER_CLEAN_EXIT, env=INFO) as served:
-        assert served.process.stdin is not None and served.process.stdout is not None
+    with (
+        ThreadPoolExecutor() as clients,
+        service(index, "retriever=faiss", under=UNDER_CLEAN_EXIT, env=INFO) as served,
+    ):
         assert served.ask_json("/readyz")["documents"] == 4
-        clients = [
-            threading.Thread(target=lambda: answers.append(served.ask("/search", HELD_UP)))
-            for _ in range(3)
-        ]
-        clients[0].start()
-        assert served.process.stdout.readline() == "held up\n"
-        for client in clients[1:]:
-            client.start()
+        answers = [clients.submit(served.search, "held up")]
+        served.wait_until_held_up()
+        answers += [clients.submit(served.search, "held up") for _ in range(2)]
         wait_for(lambda: f"{WAITING} 8.0" in served.ask("/metrics")[1])
         with socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S) as new:
             served.process.send_signal(signal.SIGTERM)
@@ -54,12 +47,10 @@ def test_sigterm_answers_accepted_requests(tmp_path: Path) -> None:
         assert b"connection: close" in last.lower()
         served.process.stdin.write("\n" * 3)
         served.process.stdin.flush()
-        for client in clients:
-            client.join(TIMEOUT_S)
-        code, output = served.process.wait(TIMEOUT_S), served.output()
-    assert code == 143, output
+        output = served.output()
+    assert served.process.returncode == 143, output
     assert "clean-exit: clean" in output, output
-    assert [status for status, _ in answers] == [200] * 3, output
+    assert [each.result()[0] for each in answers] == [200] * 3, output
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert all(line["request_id"] for line in lines if line.get("route") == "/search")
     assert "stopped: all is closed" in lines[-1].values()
@@ -82,36 +73,28 @@ def test_sigterm_during_a_hung_load_ends_within_the_grace(tmp_path: Path) -> Non
     """A request that waits for the load is refused in the end; probes answer at once."""
     index = make_index(tmp_path / "index")
     (tmp_path / "HANGING").touch()
-    with service(index, "grace=2") as served:
-        assert served.ask("/livez")[0] == 200
-        assert served.ask("/readyz")[0] == 503
-        answers: list[tuple[int, str]] = []
-        client = threading.Thread(target=lambda: answers.append(served.search("a")))
-        client.start()
+    with ThreadPoolExecutor() as clients, service(index, "grace=2") as served:
+        assert (served.ask("/livez")[0], served.ask("/readyz")[0]) == (200, 503)
+        answer = clients.submit(served.search, "a")
         # The request waits for the load, or has begun it.
         wait_for(lambda: re.search(ARRIVED, served.ask("/metrics")[1]))
         started = time.monotonic()
         assert served.stop() == 143, served.output()
         assert time.monotonic() - started < GRACE_S
-        client.join(TIMEOUT_S)
-    assert [status for status, _ in answers] == [503]
+        assert answer.result()[0] == 503
 
 
 @pytest.mark.slow
 def test_second_interrupt_ends_the_service_at_once(index: Path) -> None:
-    with service(index) as served:
-        assert served.process.stdout is not None
-        client = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
-        headers = {"content-type": "application/json"}
-        client.request("POST", "/search", json.dumps(HELD_UP), headers)
-        assert served.process.stdout.readline() == "held up\n"
+    with ThreadPoolExecutor() as clients, service(index) as served:
+        clients.submit(served.search, "held up")
+        served.wait_until_held_up()
         served.process.send_signal(signal.SIGINT)
         wait_for(lambda: not served.is_listening())  # It has begun to stop.
         started = time.monotonic()
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(TIMEOUT_S) == 128 + signal.SIGINT, served.output()
         assert time.monotonic() - started < GRACE_S
-        client.close()
         assert "CancelledError" not in served.output()  # Of the closing, in the middle.
 
 
