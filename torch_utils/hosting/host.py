@@ -319,6 +319,7 @@ class ModelHost(ModelLender, Generic[M]):
             Exception: ``load`` raised it.
         """
         work, swap = self._replacing(load, overlap, timeout_s), Load(in_background=True)
+        swap.asked_by = threading.get_ident()
         future = in_thread(partial(work, swap))
         try:
             wait_in_thread(future, timeout_s)

@@ -298,7 +298,8 @@ class ModelPool(ModelLender):
                     left = deadline - time.monotonic()
                     if verb == "refuse" or left <= 0 or (is_optional and not machine.waiting):
                         raise NoRoomError(why)
-                    if not load.no_room and deadline == math.inf and not load.in_background:
+                    is_asked_for = load.make is not None or not load.in_background
+                    if not load.no_room and deadline == math.inf and is_asked_for:
                         warning = why
                     load.no_room = why
                     # Nobody tells when another process or a caller frees memory.
@@ -340,7 +341,7 @@ class ModelPool(ModelLender):
         taking = [one._machine for one in others if one._machine.used() and not _stays(one)]
         # Other processes may give room as well, if there is time for that.
         can_wait = self._is_auto and deadline < math.inf
-        is_own = taking and all(one.threads() == {load.thread} for one in taking)
+        is_own = taking and all(one.threads() == {load.asked_by} for one in taking)
         if is_own and not never_fits and not can_wait:
             held = "this thread itself holds what takes the room, so it cannot wait"
             return "refuse", None, f"{why}; {held}"

@@ -140,6 +140,7 @@ class Load(Transition):
     Attributes:
         make: Makes the model of a replacement; None for that of the host.
         in_background: Whether a thread does it for all who wait, and not for itself.
+        asked_by: The thread that cannot go on before; None if several wait, or a coroutine.
         admitted: The memory that a pool has reserved for the load; None before.
         is_made: Whether the load has that memory.
         no_room: Why the load waits for room; empty if it does not.
@@ -153,6 +154,7 @@ class Load(Transition):
         super().__init__("loading", None if in_background else threading.get_ident())
         self.make: Callable[[], LoadedModel] | None = None
         self.in_background = in_background
+        self.asked_by = self.thread
         self.admitted: Footprint | None = None
         self.is_made = False
         self.no_room = ""

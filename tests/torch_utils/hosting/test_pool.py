@@ -134,7 +134,7 @@ def test_declared_size_replaces_measured_size(caplog: pytest.LogCaptureFixture) 
 
 
 def test_thread_that_holds_all_room_gets_an_error() -> None:
-    """It would wait for itself, also in a load function or in a call for a coroutine."""
+    """It would wait for itself, also in a load function, a call or a replacement."""
     pool = make(ModelPool(max_loaded=1), a=1, b=1)
     pool.add("outer", lambda: pool.lease("a").__enter__())
     with pool:
@@ -145,6 +145,10 @@ def test_thread_that_holds_all_room_gets_an_error() -> None:
         assert asyncio.run(pool.call("a", is_whole, timeout_s=WAIT_S))
         with pytest.raises(NoRoomError, match="a has "):
             asyncio.run(pool.call("a", lambda model: pool.lease("b").__enter__()))
+    with make(ModelPool(budget_bytes=250 * MB), a=100, b=100) as pool:
+        use(pool, "b")
+        with pool.lease("a"), pytest.raises(NoRoomError, match="this thread itself holds what"):
+            pool.replace("b", lambda: tensor(100))
 
 
 class Holder:
