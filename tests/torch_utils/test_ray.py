@@ -19,20 +19,27 @@ from torch_utils import Resource
 
 FOLDER = sys.argv[1]
 
-@ray.remote
-class Model(Resource):
+class Weights(Resource):
     def __init__(self, name):
         self.name = name
+
+    def _release(self):
+        with open(os.path.join(FOLDER, self.name), "a") as file:
+            file.write("released\\n")
+
+@ray.remote
+class Model:
+    def __init__(self, name):
+        self.weights = Weights(name)
+
+    def __ray_shutdown__(self):
+        self.weights.close()
 
     def pid(self):
         return os.getpid()
 
     def leave(self):
         ray.actor.exit_actor()
-
-    def _release(self):
-        with open(os.path.join(FOLDER, self.name), "a") as file:
-            file.write("released\\n")
 
 ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
 for name in ("terminated", "left", "dropped", "killed", "shut down"):
