@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from rag_demo.commands import options
-from rag_demo.encoding.model_identity import DEFAULT_MODEL
+from rag_demo.encoding.model_identity import DEFAULT_MODEL, full_name
 from rag_demo.errors import IndexFileError, RagDemoError, SourceError
 from rag_demo.open_index import load_manifest, open_store
 from rag_demo.reading.document import Document
@@ -111,13 +111,12 @@ def index(source: str, out: Any, language: str | None, yes: bool, **embedding: A
 
 
 def _restore_options(out: Any, embedding: dict[str, Any]) -> None:
-    """Take the prompts and the dimension of the index, if the command names none of them."""
-    if embedding["prompts"] or embedding["truncate_dim"]:
-        return
+    """Take the prompts and the dimension of the index, where the command names none."""
     with contextlib.suppress(RagDemoError):  # Without an index, nothing is restored.
         known = load_manifest(out).model
-        if known is not None and known.name == (embedding["model"] or DEFAULT_MODEL):
-            embedding.update({name: known.options[name] for name in ("prompts", "truncate_dim")})
+        if known is not None and known.name == full_name(embedding["model"] or DEFAULT_MODEL):
+            embedding["prompts"] = known.options["prompts"] | embedding["prompts"]
+            embedding["truncate_dim"] = embedding["truncate_dim"] or known.options["truncate_dim"]
 
 
 @click.command()

@@ -126,13 +126,21 @@ def identify(path: str, name: str, **options: Any) -> ModelIdentity:
     Raises:
         OSError: A file cannot be read.
     """
-    folder = Path(path)
+    if not _is_folder(path):
+        return ModelIdentity(name, fingerprint=in_hub_cache(path), **options)
+    digest = fingerprint(Path(path), with_code=options["trust_remote_code"])
+    name = full_name(name) if name == path else name
+    return ModelIdentity(name, fingerprint=digest, **options)
+
+
+def full_name(name: str) -> str:
+    """Return the full path of a folder; other names are names on the hub."""
+    return str(Path(name).resolve()) if _is_folder(name) else name
+
+
+def _is_folder(name: str) -> bool:
     # The hub has no names that begin with a slash.
-    if folder.is_dir() or folder.is_absolute():
-        name = str(folder.resolve()) if name == path else name
-        digest = fingerprint(folder, with_code=options["trust_remote_code"])
-        return ModelIdentity(name, fingerprint=digest, **options)
-    return ModelIdentity(name, fingerprint=in_hub_cache(path), **options)
+    return Path(name).is_dir() or Path(name).is_absolute()
 
 
 def fingerprint(folder: Path, *, with_code: bool = False) -> str:
