@@ -15,10 +15,12 @@ from tests.support.programs import ROOT, assert_clean, run, run_forked
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+SLOW = ("SentenceTransformer", "rag_demo", "transformers import")
+"""Blocks with these words load a model, which takes seconds."""
 
 
 def python_blocks() -> list[Any]:
-    """Return the Python blocks of all pages that run and exit cleanly; few pages are quick.
+    """Return the Python blocks of all pages that run and exit cleanly.
 
     One that begins with "# not run" is a fragment. README.md has one with a broken destructor.
     """
@@ -28,9 +30,9 @@ def python_blocks() -> list[Any]:
         # These parts have tests of their own.
         text = re.sub(r"<!-- (file|text|api): .*?<!-- end -->", "", text, flags=re.DOTALL)
         blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        marks = () if page.stem in ("README", "lifecycle") else pytest.mark.slow
         for number, block in enumerate(blocks):
             if not block.startswith("# not run") and "def __del__" not in block:
+                marks = pytest.mark.slow if any(word in block for word in SLOW) else ()
                 found.append(pytest.param(block, id=f"{page.stem}-{number}", marks=marks))
     return found
 

@@ -269,7 +269,7 @@ def test_update_keeps_the_language_and_the_prompts(tmp_path: Path) -> None:
     assert info(tmp_path / "german")["document prompt"] == "passage: "
     before = search(tmp_path / "german", "--mode", "dense", "Haus")
     (tmp_path / "model").symlink_to(TINY[1])
-    other = ["--model", tmp_path / "model", "--query-prompt", "another one: "]
+    other: list[str | Path] = ["--model", tmp_path / "model", "--query-prompt", "another one: "]
     assert "unchanged" in succeed(*command, tmp_path / "german", *other)
     assert info(tmp_path / "german")["query prompt"] == "another one: "
     assert info(tmp_path / "german")["document prompt"] == "passage: "
