@@ -43,19 +43,15 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of `release` and of the census first, then the groups, then the rest.
+    """First the tests of `release`, which walk the whole heap, then the groups, then the rest.
 
-    The first ones walk the whole heap, which what others import makes several times as large. One
-    worker runs a group alone; a group that comes last keeps it busy when the others have nothing
-    left.
+    What others import makes the heap several times as large. One worker runs a group alone; a group
+    that comes last keeps it busy when the others have nothing left.
     """
-    walkers = ("test_census.py", "test_no_growth.py")
 
     def turn(item: pytest.Item) -> int:
-        if item.get_closest_marker("xdist_group"):
-            return 1
-        walks = item.path.parent.name == "releasing" or item.path.name in walkers
-        return 0 if walks else 2
+        walks = item.path.parent.name == "releasing"
+        return 1 if item.get_closest_marker("xdist_group") else 0 if walks else 2
 
     items.sort(key=turn)
 

@@ -81,11 +81,7 @@ AFTER = ["--stop-signal", "15", "--stop-after", "10"]
 
 @pytest.mark.parametrize(
     ("options", "on_stop", "code"),
-    [
-        (WHEN, DIES, 0),
-        (WHEN, DIRTY_END, 120),
-        pytest.param(AFTER, DIES, 0, marks=pytest.mark.slow),
-    ],
+    [(WHEN, DIES, 0), (WHEN, DIRTY_END, 120), pytest.param(AFTER, DIES, 0, marks=pytest.mark.slow)],
     ids=["dies", "dirty", "after some time"],
 )
 def test_server_that_ends_by_the_stop_signal_succeeds(

@@ -152,10 +152,7 @@ Raises()
 
 @pytest.mark.parametrize(
     ("program", "names"),
-    [
-        (UNITTEST, ["__main__.Case.test_bad"]),
-        (WITHOUT_TESTS, ["task load", "thread writer", ""]),
-    ],
+    [(UNITTEST, ["__main__.Case.test_bad"]), (WITHOUT_TESTS, ["task load", "thread writer", ""])],
     ids=["unittest", "without-tests"],
 )
 def test_outside_of_pytest_the_case_the_task_or_the_thread_is_named(

@@ -130,7 +130,7 @@ KEPT = {
         class Outer(unittest.TestCase):
             def test_inner(self): self.assertFalse(run().wasSuccessful())
         run(Outer)
-        """,
+        """
     ),
     "code of its own": main("sys.exit(run())", returncode=1),
     "repeated": main("run()\nrun()", one=REPEATED),

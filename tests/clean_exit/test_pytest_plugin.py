@@ -73,8 +73,7 @@ def test_letters(): raise SystemError
 
 
 @pytest.mark.parametrize(
-    "options",
-    [[], pytest.param(["-n", "2", "-p", "no:cacheprovider"], marks=pytest.mark.slow)],
+    "options", [[], pytest.param(["-n", "2", "-p", "no:cacheprovider"], marks=pytest.mark.slow)]
 )
 def test_marker_runs_the_test_in_a_fresh_interpreter(
     outer: pytest.Pytester, options: list[str]
@@ -120,10 +119,7 @@ def test_third(): pass
 
 @pytest.mark.parametrize(
     ("ends", "code"),
-    [
-        ("os._exit(0)", 120),
-        pytest.param("os.fork() or os._exit(0)", 0, marks=pytest.mark.slow),
-    ],
+    [("os._exit(0)", 120), pytest.param("os.fork() or os._exit(0)", 0, marks=pytest.mark.slow)],
 )
 def test_session_that_a_test_ends_counts(outer: pytest.Pytester, ends: str, code: int) -> None:
     outer.makepyfile(UNFINISHED.replace("ENDS", ends))

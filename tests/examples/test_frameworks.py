@@ -33,16 +33,13 @@ import os
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 _make = Classifier.__init__
 
-
 def _note(what, model):
     with open(os.path.join(FOLDER, what), "a") as file:
         file.write(f"{os.getpid()} {id(model)}\\n")
 
-
 def _noted(self):
     _make(self)
     _note("made", self)
-
 
 Classifier.__init__ = _noted
 Classifier.close = lambda self: _note("closed", self)

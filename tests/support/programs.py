@@ -71,10 +71,7 @@ def run(
 
 
 def run_forked(
-    program: str | Path,
-    *arguments: str,
-    env: dict[str, str] | None = None,
-    quick_end: bool = False,
+    program: str | Path, *arguments: str, env: dict[str, str] | None = None, quick_end: bool = False
 ) -> Result:
     """Run Python source, or a file's, as `run` does, where torch has been imported already.
 

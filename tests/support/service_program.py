@@ -90,10 +90,7 @@ class Service:
 
 @contextlib.contextmanager
 def service(
-    index: Path,
-    *limits: str,
-    under: tuple[str, ...] = (),
-    env: dict[str, str] | None = None,
+    index: Path, *limits: str, under: tuple[str, ...] = (), env: dict[str, str] | None = None
 ) -> Iterator[Service]:
     """Start a service; kill it at the end of the block if it still runs."""
     command = [sys.executable, *under, __file__, str(index), *limits]

@@ -22,12 +22,7 @@ WITHOUT_TORCH = ["tests/torch_utils", "tests/clean_exit"]
 # For each row: its Python, its extras, uv's options for them, and its tests.
 ROWS: dict[str, tuple[str, str, list[str], list[str]]] = {
     "oldest": ("3.11", EXTRAS, ["--resolution", "lowest-direct"], ["tests"]),
-    "gpu": (
-        "3.12",
-        EXTRAS,
-        ["torch==2.11.0", "sentence-transformers==6.0.0"],
-        ["tests"],
-    ),
+    "gpu": ("3.12", EXTRAS, ["torch==2.11.0", "sentence-transformers==6.0.0"], ["tests"]),
     "newest": ("3.14", EXTRAS, [], ["tests"]),
     **{
         f"without-torch-{version}": (version, "", [], WITHOUT_TORCH)

@@ -26,10 +26,7 @@ with torch_utils.SafePyTorchCleanup(tensor) as scope:
     pass
 assert scope.report.freed_bytes["host"] == 4000 and tensor.numel() == 0
 """
-FILES = {
-    "program.py": "print(1)\n",
-    "text.md": "Release the memory of a model.\n\nBake bread.\n",
-}
+FILES = {"program.py": "print(1)\n", "text.md": "Release the memory of a model.\n\nBake bread.\n"}
 Check = tuple[int, tuple[str, ...], str]
 """The exit code of a command of the environment, its words, and what its output contains."""
 
@@ -71,12 +68,7 @@ def run(folder: Path, code: int, command: tuple[str, ...], text: str) -> None:
     """Run a command of an environment, and check its exit code and its output."""
     words = [str(folder / "bin" / command[0]), *command[1:]]
     done = subprocess.run(
-        words,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
+        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode != code or text not in done.stdout:
         raise SystemExit(f"{words} ended with {done.returncode}, not {code}\n{done.stdout}")

@@ -23,13 +23,7 @@ from tests.support.counted_resource import Counted
 from tests.support.programs import output_of
 from tests.support.releasing import weak, without_collector
 from tests.support.threads import in_threads
-from torch_utils import (
-    CleanupError,
-    ReleasedError,
-    SafePyTorchCleanup,
-    TorchUtilsError,
-    release,
-)
+from torch_utils import CleanupError, ReleasedError, SafePyTorchCleanup, TorchUtilsError, release
 
 
 def failing(error: BaseException) -> Any:

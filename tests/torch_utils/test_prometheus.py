@@ -96,10 +96,9 @@ def test_loads_unloads_and_leases_are_exported() -> None:
         assert value("model_load_duration_seconds_count", model="one") == 1
 
         broken = ModelHost(fail, name="broken")
-        for _ in range(2):
-            with suppress(OSError):
-                broken.load()
-        assert value("model_loads_total", model="broken", outcome="error") == 2
+        with suppress(OSError):
+            broken.load()
+        assert value("model_loads_total", model="broken", outcome="error") == 1
 
         with ModelPool(max_loaded=1) as pool:
             first, second = pool.add("first", Index), pool.add("second", Index)
@@ -110,16 +109,11 @@ def test_loads_unloads_and_leases_are_exported() -> None:
             second.load()
         print(counts("first"), counts("second"))
 
-        # Hosts of one name are added.
-        same, other = (ModelHost(Index, name="same") for _ in range(2))
+        # Hosts of one name are added, and labels are valid.
+        same, other = (ModelHost(Index, name="\ud800") for _ in range(2))
         with same.lease(), same.lease(), other.lease():
-            print(value("model_leases", model="same"), value("model_loaded", model="same"))
-
-        for name in ("two\nlines", "\ud800"):  # Labels are valid.
-            with ModelHost(Index, name=name) as named:
-                named.load()
+            print(value("model_leases", model=r"\ud800"), value("model_loaded", model=r"\ud800"))
         client.generate_latest()
-        print(counts("two\nlines"), counts(r"\ud800"))
 
         with ModelHost(Model, name="dies", isolation="process") as dying:
             with dying.lease() as model, suppress(ModelProcessError):
@@ -133,7 +127,6 @@ def test_loads_unloads_and_leases_are_exported() -> None:
         "0.0 {'idle': 1}",
         "{'evicted': 2} {'requested': 2, 'closed': 1}",
         "3.0 2.0",
-        "{'closed': 1} {'closed': 1}",
         "{'lost': 1} 0.0",
     ]
 

@@ -20,31 +20,25 @@ import torch
 CACHE = []
 MODEL = torch.nn.Linear(3, 3)
 
-
 class App:
     def __init__(self):
         self.cache = []
-
 
 @pytest.fixture
 def model():
     yield torch.nn.Linear(30, 30)
 
-
 @pytest.fixture(scope="module")
 def shared():
     return torch.nn.Linear(40, 40)
-
 
 @pytest.fixture(scope="session")
 def app():
     return App()
 
-
 @pytest.fixture
 def client(app):
     return lambda: app.cache.append(torch.ones(10))
-
 
 def test_clean(model, client, caplog):
     model(torch.ones(30)).sum().backward()

@@ -210,9 +210,7 @@ def test_other_closers_wait_for_the_first() -> None:
 
 
 @pytest.mark.slow  # The threads wait for each other for 10 s.
-def test_two_threads_whose_resources_close_each_other_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_two_threads_whose_resources_close_each_other_end(caplog: pytest.LogCaptureFixture) -> None:
     def close_other(self: Counted) -> None:
         both_close.wait(TIMEOUT_S)
         (second if self is first else first).close()

@@ -184,7 +184,7 @@ def answer():
         print("answer", flush=True)
 exit_on_signals()
 with ModelHost(lambda: R("model")) as host:
-    threading.Thread(target=answer).start()
+    threading.Thread(target=answer, daemon=True).start()
     begun.wait()
     try: kill(signal.SIGTERM)
     finally: threading.Timer(0.2, interrupted.set).start()

@@ -93,11 +93,7 @@ UVICORN = ("uvicorn", "app:app", "--host", "127.0.0.1", "--port", "0")
 GUNICORN = ("gunicorn", "app:app", "-b", "127.0.0.1:0", "--graceful-timeout", "10")
 # As root it warns, and goes on.
 CELERY = ("celery", "-A", "app", "worker", "-c", "2", "-l", "INFO")
-READY = {
-    UVICORN: "Application startup complete",
-    GUNICORN: "Booting worker",
-    CELERY: "ready\\.",
-}
+READY = {UVICORN: "Application startup complete", GUNICORN: "Booting worker", CELERY: "ready\\."}
 WORKERS = ("--workers", "2")
 AT_END = "\nheld = Held()\n"
 

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.programs import IMPORT_PATH, TIMEOUT_S, run
-from tests.support.rag_command import (
-    IMPORT_MAIN,
-    info,
-    rag_demo,
-    succeed,
-    write_lines,
-)
+from tests.support.rag_command import IMPORT_MAIN, info, rag_demo, succeed, write_lines
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 

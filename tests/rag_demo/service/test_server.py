@@ -127,11 +127,7 @@ def test_failing_first_load_ends_the_start(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_options_are_refused_before_loading(
-    index: Path,
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    index: Path, tmp_path: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAG_DEMO_TOKEN", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -54,10 +54,7 @@ def run_tests(
         journal = Path(folder, "journal")
         journal.touch()
         variables = {**os.environ, "GPU_JOURNAL": str(journal), **env}
-        for options in (
-            ["-m", f"{marks} and alone"],
-            ["-m", f"{marks} and not alone", *beside],
-        ):
+        for options in (["-m", f"{marks} and alone"], ["-m", f"{marks} and not alone", *beside]):
             process = subprocess.Popen(
                 [*pytest, *options], cwd=ROOT, env=variables, start_new_session=True
             )

@@ -96,6 +96,6 @@ report = t.release(parts)
 assert set(report.freed_bytes) == {"cuda:0", "cuda:1"}, report
 assert reserved() == before and kept.numel() == MB
 assert set(t.memory_snapshot().devices) == {"cuda:0", "cuda:1"}
-""",
+"""
         )
     )
