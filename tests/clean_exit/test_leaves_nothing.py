@@ -13,7 +13,6 @@ kept = []
 never = threading.Event()
 
 def new(name="lone"): return threading.Thread(target=never.wait, daemon=True, name=name)
-
 """
 # What the comments name has to be found, with the place.
 LEFT = """
@@ -34,9 +33,7 @@ LEFT = """
 
     @pytest.fixture
     def started(ended, loop): new("mine").start()  # thread 'mine'
-
     def outer(): new("inner").start()  # thread 'inner'
-
     def test_all(started, loop):
         one = threading.Thread(target=outer)
         one.start()
@@ -59,7 +56,6 @@ LEFT = """
 
     class Case(unittest.TestCase):
         def test_case(self): new("of-case").start()  # thread 'of-case'
-
     def test_ignored_by_the_setting(): new("tqdm_monitor").start()
 """
 # By the name of their file.
@@ -255,15 +251,11 @@ def test_what_is_not_left_by_a_test_is_no_error(suite: pytest.Pytester) -> None:
 MARKED = """
 @pytest.mark.leaves_nothing
 def test_marked(): new("one").start()
-
 def test_not_marked(): new("two").start()
-
 @pytest.mark.leaves_nothing(ignore="thread 'thr")
 def test_ignored(): new("three").start()
-
 @pytest.mark.leaves_nothing(ignore=[""])
 def test_wrong_pattern(): pass
-
 @pytest.mark.leaves_nothing(thread=False)
 def test_wrong_option(): pass
 """

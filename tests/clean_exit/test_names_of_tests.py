@@ -16,35 +16,27 @@ SUITE = """
 import asyncio, multiprocessing, os, subprocess, sys, threading, weakref
 from multiprocessing.shared_memory import SharedMemory
 import pytest
-
 kept = []
 
 def python(code):
     subprocess.run([sys.executable, "-c", code])
-
 class Raises:
     def __del__(self): raise ValueError("lost")
-
 def test_good(): pass
-
 def test_orphan_process_that_is_forked():  # Early: it keeps the files of later ones open.
     if not os.fork(): threading.Event().wait()
 
 @pytest.mark.parametrize("text", ["a b", "c (d)::e"])
 def test_unraisable(text): Raises()
-
 def test_ignored(): Raises()
-
 class TestInClass:
     def test_unraisable(self): Raises()
-
 @pytest.fixture
 def raising():
     yield
     Raises()
 
 def test_unraisable_in_teardown(raising): pass
-
 def test_unraisable_in_a_task():
     async def main(): await asyncio.create_task(work())
     async def work(): Raises()
@@ -56,23 +48,16 @@ def test_thread_error():
     thread.join()
 
 def test_finalizer_error(): weakref.finalize(set(), lambda: 1 / 0)
-
 def test_atexit_error(): python("import atexit; atexit.register(lambda: 1 / 0)")
-
 def test_crash(): python("import os; os.abort()")
-
 def test_leaked_shared_memory(): kept.append(SharedMemory(create=True, size=10))
-
 def test_leaked_semaphore():
     python("import multiprocessing as m, os; m.set_start_method('spawn'); kept = m.Lock()\\n"
            "os._exit(0)")
 
 def test_resource_warning(): open(os.devnull)
-
 def test_orphan_process(): kept.append(subprocess.Popen(["sleep", "999"]))
-
 def test_orphan_process_of_a_shell(): subprocess.run("sleep 999 &", shell=True)
-
 @pytest.mark.parametrize("n", range(20))
 def test_good_after(n): pass
 """

@@ -32,10 +32,8 @@ import os, pytest, sys, threading
 
 class Raises:
     def __del__(self): raise KeyError("lost")
-
 @pytest.fixture
 def number(): return 3
-
 @pytest.mark.clean_exit(ignore=["ZeroDivision"])
 @pytest.mark.parametrize("n", ["x::y"])
 def test_parametrised(n, number, tmp_path):
@@ -45,7 +43,6 @@ def test_parametrised(n, number, tmp_path):
 class TestInClass:
     @pytest.mark.clean_exit(resource_warnings=True)
     def test_open(self): sys.modules["keep"] = open(os.devnull)
-
     @pytest.mark.clean_exit
     def test_wrong(self):
         Raises()
@@ -58,15 +55,11 @@ class TestInClass:
 @pytest.mark.clean_exit
 @pytest.mark.skip(reason="never")
 def test_skipped(): pass
-
 def test_dirty_without_the_marker(): DIRTY
-
 @pytest.mark.clean_exit
 def test_gone(): os._exit(0)
-
 @pytest.mark.clean_exit(tiemout_s=2)
 def test_unknown(): raise SystemError
-
 @pytest.mark.clean_exit(ignore="vendor")
 def test_letters(): raise SystemError
 """
@@ -144,7 +137,6 @@ def test_fixture_takes_files_lists_and_strings_and_fails_with_the_evidence(
             assert clean_exit(["-c", "raise SystemExit(3)"], returncode=3).returncode == 3
 
         def test_dirty(clean_exit): clean_exit("dirty.py")
-
         def test_code(clean_exit): clean_exit(["-c", "print('why'); raise SystemExit(3)"])
         """,
     )
@@ -171,7 +163,6 @@ def test_plugin_imports_only_light_modules() -> None:
 
 CONFTEST = """
 import enum, pytest
-
 Device = enum.Enum("Device", "cpu cuda")
 
 def pytest_addoption(parser):
@@ -179,7 +170,6 @@ def pytest_addoption(parser):
     parser.addoption("--dev", type=Device.__getitem__, default=Device.cpu)
 
 def pytest_configure(config): config.addinivalue_line("markers", "slow: x")
-
 def pytest_runtest_setup(item):
     if "slow" in item.keywords and not item.config.getoption("--runslow"):
         pytest.skip("needs --runslow")
@@ -187,13 +177,11 @@ def pytest_runtest_setup(item):
 SESSION = """
 import logging, os, pytest
 from pathlib import Path
-
 pytestmark = pytest.mark.xdist_group("a group")
 
 @pytest.fixture(autouse=True)
 def note():
     with Path("pids").open("a") as file: file.write(f"{os.getpid()}\\n")
-
 def test_before(tmp_path):
     (tmp_path / "kept").touch()
     logging.error("before")
@@ -252,10 +240,8 @@ def test_expected_and_unexpected_failures_keep_their_meaning(outer: pytest.Pytes
 
         @pytest.mark.xfail(strict=True)
         def test_strict(): {DIRTY}
-
         @pytest.mark.xfail(strict=True, raises=KeyError)
         def test_other_error(): {DIRTY}
-
         def test_skip(): pytest.skip("here")
         def test_exit_code():
             import atexit, os
@@ -263,7 +249,6 @@ def test_expected_and_unexpected_failures_keep_their_meaning(outer: pytest.Pytes
 
         @pytest.mark.xfail(strict=True)
         def test_clean(): pass
-
         class TestOld(unittest.TestCase):
             def test_numbers(self):
                 with self.subTest(n=1): assert False
@@ -324,7 +309,6 @@ def test_pyproject_settings_apply_to_marker_and_fixture(outer: pytest.Pytester) 
 
         @pytest.mark.clean_exit
         def test_ignored(): {DIRTY}
-
         def test_fixture(clean_exit): clean_exit(["-c", {DIRTY!r}])
         """
     )

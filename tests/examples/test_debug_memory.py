@@ -10,7 +10,6 @@ sys.path.insert(0, sys.argv[1])
 import torch
 from fastapi.testclient import TestClient
 import debug_memory
-
 CACHE = {}
 lines = []
 handler = logging.Handler()

@@ -29,7 +29,6 @@ pytestmark = pytest.mark.slow
 # Appended to model.py: each model notes its process when it is made, and when it is closed.
 RECORDER = """
 import os
-
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 _make = Classifier.__init__
 
@@ -160,7 +159,6 @@ def test_server_answers_and_releases_its_models(name: str, run: Run) -> None:
 GRADIO_CLIENT = """
 import sys
 from gradio_client import Client
-
 url = f"http://127.0.0.1:{sys.argv[1]}"
 print(0 < Client(url, verbose=False).predict("a text", api_name="/rate") < 1)
 """
@@ -201,7 +199,6 @@ def test_gradio_example_releases_its_model_on_sigterm(tmp_path: Path, run: Run) 
 STREAMLIT_SESSION = """
 import sys
 from streamlit.testing.v1 import AppTest
-
 app = AppTest.from_file("streamlit_app.py", default_timeout=600).run()
 app.text_input[0].set_value("Go away").run()
 assert not app.exception, app.exception

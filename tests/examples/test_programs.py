@@ -57,7 +57,6 @@ CELLS = """
 import gc, json, sys
 import torch
 from IPython.core.interactiveshell import InteractiveShell
-
 shell = InteractiveShell.instance()
 for cell in json.load(open(sys.argv[1]))["cells"]:
     if cell["cell_type"] == "code":

@@ -142,7 +142,6 @@ class Nvml:  # Two cards, as the library describes them; the second is the first
 
     def nvmlInit_v2(self):
         return 0
-
     def nvmlSystemGetCudaDriverVersion_v2(self, version):
         version._obj.value = self.newest
         return 0

@@ -226,14 +226,11 @@ from torch_utils.fastapi import lifespan
 
 def load():
     return torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(15)])
-
 def anonymous_mb():
     return memory_snapshot().host.anonymous_bytes / 1e6
-
 @lifespan
 async def models(app, scope):
     yield {"host": scope.manage(ModelHost(load))}
-
 async def serve():
     async with models("the app") as state:
         host = state["host"]

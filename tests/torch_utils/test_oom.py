@@ -89,7 +89,6 @@ import asyncio, weakref
 from torch_utils import clear_exception_frames
 
 class Big: pass
-
 def fail():
     big = Big()
     references.append(weakref.ref(big))

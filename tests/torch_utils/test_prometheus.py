@@ -19,7 +19,6 @@ from torch_utils.prometheus import register
 
 def value(name, **labels):
     return client.REGISTRY.get_sample_value("torch_utils_" + name, labels)
-
 class Index(Resource):
     def _release(self):
         pass

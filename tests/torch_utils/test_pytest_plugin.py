@@ -13,33 +13,26 @@ from tests.support.programs import assert_clean, run, run_forked
 SUITE = """
 import logging
 import unittest
-
 import pytest
 import torch
-
 CACHE = []
 MODEL = torch.nn.Linear(3, 3)
 
 class App:
     def __init__(self):
         self.cache = []
-
 @pytest.fixture
 def model():
     yield torch.nn.Linear(30, 30)
-
 @pytest.fixture(scope="module")
 def shared():
     return torch.nn.Linear(40, 40)
-
 @pytest.fixture(scope="session")
 def app():
     return App()
-
 @pytest.fixture
 def client(app):
     return lambda: app.cache.append(torch.ones(10))
-
 def test_clean(model, client, caplog):
     model(torch.ones(30)).sum().backward()
     kept = torch.ones(10), client
@@ -47,14 +40,12 @@ def test_clean(model, client, caplog):
 
 def test_shared(request):
     request.getfixturevalue("shared")(torch.ones(40))
-
 def test_raises():
     with pytest.raises(RuntimeError, match="shapes") as caught:
         MODEL(torch.ones(4))
 
 def test_gradients():
     MODEL(torch.ones(3)).sum().backward()
-
 class TestClass:
     def setup_class(cls):
         cls.table = torch.ones(77)
@@ -71,16 +62,12 @@ class TestCase(unittest.TestCase):
         self.one = torch.ones(5)
     def test_case(self):
         self.other = torch.ones(99)
-
 def test_leak():
     CACHE.append(torch.ones(1000))
-
 def test_by_the_app(app):
     app.cache.append(torch.ones(10))
-
 def test_by_a_client(client):
     client()
-
 def test_fails():
     CACHE.append(torch.ones(100))
     assert CACHE == 1
@@ -143,20 +130,15 @@ CACHE = []
 @pytest.mark.no_growth
 def test_leaks():
     CACHE.append(torch.ones(10))
-
 @pytest.mark.no_growth(least_bytes=1000)
 def test_is_small():
     CACHE.append(torch.ones(10))
-
 def test_is_not_measured():
     CACHE.append(torch.ones(10))
-
 @pytest.mark.no_growth(warmup=1)
 def test_name(): ...
-
 @pytest.mark.no_growth(least_bytes="x")
 def test_value(): ...
-
 def fail(models):
     model = torch.nn.Linear(300, 300)
     models.append(weakref.ref(model))
@@ -166,7 +148,6 @@ def fail(models):
 @pytest.mark.parametrize("number", range(2))
 def test_fails(number, models=[]):
     fail(models)
-
 @pytest.mark.no_growth
 @pytest.mark.parametrize("number", range(2))
 def test_fails_without_growth(number, models=[]):

@@ -16,13 +16,11 @@ import os, sys
 import ray
 from tests.support.waiting import is_there, wait_for
 from torch_utils import Resource
-
 FOLDER = sys.argv[1]
 
 class Weights(Resource):
     def __init__(self, name):
         self.name = name
-
     def _release(self):
         with open(os.path.join(FOLDER, self.name), "a") as file:
             file.write("released\\n")
@@ -31,13 +29,10 @@ class Weights(Resource):
 class Model:
     def __init__(self, name):
         self.weights = Weights(name)
-
     def __ray_shutdown__(self):
         self.weights.close()
-
     def pid(self):
         return os.getpid()
-
     def leave(self):
         ray.actor.exit_actor()
 

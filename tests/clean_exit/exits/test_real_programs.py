@@ -130,7 +130,6 @@ for tries_left in reversed(range(5)):
 
 @ray.remote
 def double(x): return 2 * x
-
 assert ray.get([double.remote(n) for n in range(3)]) == [0, 2, 4]
 """
 JOBLIB = """
@@ -149,7 +148,6 @@ from torch.utils.data import DataLoader, Dataset
 class Numbers(Dataset):
     def __len__(self): return 8
     def __getitem__(self, n): return torch.tensor(n)
-
 if __name__ == "__main__":
     loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context="{method}",
                         persistent_workers=True)
@@ -157,7 +155,6 @@ if __name__ == "__main__":
 """
 GROUP = """
 import torch.distributed as dist
-
 dist.init_process_group("gloo")
 dist.barrier()
 """

@@ -238,7 +238,6 @@ EXITS = """
 import os, sys
 from rag_demo import PgVectorRetriever
 from tests.support.small_collections import Hashed
-
 retriever = PgVectorRetriever(Hashed(), sys.argv[1], sys.argv[2])
 retriever.add(["of the parent"], ids=["parent"])
 pid = os.fork()

@@ -131,7 +131,6 @@ class Model:
         return np.random.default_rng(len(texts)).standard_normal((len(texts), 384), np.float32)
     embed_queries = embed_documents
     def embed_query(self, text): return self.embed_queries([text])[0]
-
 folder, count, budget = sys.argv[1], int(sys.argv[2]), eval(sys.argv[3])
 with PyTorchGPURetriever(Model(), device="cpu", dtype="bfloat16") as other:
     years = [{"year": 1950 + n % 75} for n in range(count)]

@@ -11,7 +11,6 @@ from torch_utils import measure
 class Kept(t.Resource):
     def _release(self):
         t.safe_tensor_cleanup("tensor", self)
-
 def everything():
     t.is_cuda_available(), t.get_optimal_device(), t.get_device_info(), t.memory_snapshot()
     t.safe_cuda_empty_cache()

@@ -12,11 +12,9 @@ import contextlib, gc, types
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch_utils import release
-
 log = []
 def note(name):
     return lambda *arguments: log.append(name)
-
 class CUDAGraph:
     pass
 

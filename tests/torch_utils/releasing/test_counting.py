@@ -58,10 +58,8 @@ def test_release_without_torch_clears_ended_frames() -> None:
     class Part:
         def __init__(self): self.vectors = np.ones(500_000)
         def search(self): raise ValueError(self.vectors.sum())
-
     class Index:
         def __init__(self): self.part = Part()
-
     index, kept = Index(), None
     try:
         index.part.search()

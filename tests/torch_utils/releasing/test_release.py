@@ -114,7 +114,6 @@ def test_opaque_layouts_cause_a_collection_and_a_trim() -> None:
     program = """
     import torch, torch.utils.mkldnn
     from torch_utils import memory_snapshot, release
-
     release(torch.ones(8_000_000))  # raises glibc's threshold for mappings, as loaders do
     resident = []
     for _ in range(5):

@@ -106,7 +106,6 @@ BESIDE_A_LOCK = """
 import faulthandler, gc, threading, warnings
 import torch
 from torch_utils import ModelHost, SafePyTorchCleanup, offload, release
-
 warnings.simplefilter("ignore")
 faulthandler.dump_traceback_later(300, exit=True)  # For what hangs.
 gc.freeze()
@@ -123,7 +122,6 @@ class Session:  # garbage whose destructor needs the lock
 
 def model(layers=1):
     return torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(layers)])
-
 def by_scope(thing):
     with SafePyTorchCleanup(collect="never") as scope:
         scope.manage(thing)
