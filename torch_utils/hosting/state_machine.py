@@ -154,7 +154,7 @@ class Load(Transition):
         super().__init__("loading", None if in_background else threading.get_ident())
         self.make: Callable[[], LoadedModel] | None = None
         self.in_background = in_background
-        self.asked_by = self.thread
+        self.asked_by: int | None = self.thread
         self.admitted: Footprint | None = None
         self.is_made = False
         self.no_room = ""
