@@ -385,12 +385,14 @@ class StateMachine:
         return threads | {one.thread for one in changes if one is not None}
 
     def in_use(self) -> ModelInUseError:
-        """Return an error that names each lease."""
+        """Return an error that names the leases, at most ten of them."""
         now, leases = time.monotonic(), list(self.leases)
         if not leases:
             state = self.state if self.replacement is None else "being replaced"
             return ModelInUseError(f"{self.name} is {state}")
-        taken = "; ".join(f"taken at {h.where}, {now - h.since:.1f} s ago" for h in leases)
+        taken = "; ".join(f"taken at {h.where}, {now - h.since:.1f} s ago" for h in leases[:10])
+        if len(leases) > 10:
+            taken += f"; and {len(leases) - 10} more"
         count = f"{len(leases)} open lease{'s' * (len(leases) > 1)}"
         return ModelInUseError(f"{self.name} has {count}: {taken}; end them first")
 

@@ -5,6 +5,7 @@
 # mypy: disable-error-code="var-annotated"
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -454,6 +455,14 @@ def test_unload_and_close_name_open_leases() -> None:
             host.lease().__enter__()
     wait_for(lambda: host.status().state == "closed")
     assert model.closed == 1
+    with ModelHost(Stub) as host, contextlib.ExitStack() as leases:
+        for _ in range(12):
+            leases.enter_context(host.lease())
+        with pytest.raises(
+            ModelInUseError, match=r"has 12 open leases.*; and 2 more; end"
+        ) as caught:
+            host.unload()
+        assert str(caught.value).count("taken at") == 10
 
 
 EXIT = """
