@@ -270,6 +270,7 @@ def test_rq_example_does_two_jobs_with_one_model(tmp_path: Path, run: Run) -> No
 
 
 @pytest.mark.real
+@pytest.mark.xdist_group("ray")
 def test_ray_example_releases_its_model(tmp_path: Path, run: Run) -> None:
     need("ray")
     report = run(sys.executable, tmp_path / "ray_actor.py")

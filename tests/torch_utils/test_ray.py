@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.programs import IMPORT_PATH
 
-pytestmark = [pytest.mark.slow, pytest.mark.real]
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.xdist_group("ray")]
 
 ENDINGS = """
 import os, sys

@@ -214,7 +214,14 @@ TOOLS = [
 ]
 
 
-@pytest.mark.parametrize("program", [*SERVERS, *POOLS, *TOOLS], ids=str)
+RAY = pytest.mark.xdist_group("ray")  # Two clusters on one machine disturb each other.
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(p, marks=RAY if p.module == "ray" else ()) for p in (*SERVERS, *POOLS, *TOOLS)],
+    ids=str,
+)
 def test_verdict(program: Program, tmp_path: Path) -> None:
     """Its finding, and nothing but that; its exit code."""
     report = program.run(tmp_path)
