@@ -25,10 +25,11 @@ include-name = "POST /v1/embeddings"
 checks.positive_data_acceptance.expected-statuses = [200, 400, 413, 429]
 [[operations]]
 # It describes filters in words, and cannot say that ids must differ.
-include-name = [
-    "POST /search", "POST /documents/delete", "PUT /documents", "POST /embed", "GET /documents",
-]
+include-name = ["POST /documents/delete", "PUT /documents", "POST /embed", "GET /documents"]
 checks.positive_data_acceptance.expected-statuses = [200, 413, 422, 429]
+[[operations]]
+include-name = "POST /search"  # This service has no reranker.
+checks.positive_data_acceptance.expected-statuses = [200, 404, 413, 422, 429]
 """
 
 
