@@ -379,20 +379,17 @@ def _path_of(things: list[Any], end: str, starts_in_namespace: bool) -> str:
         cells = dict(zip(map(id, first.__closure__ or ()), first.__code__.co_freevars, strict=True))
         name = cells.get(id(things[2]))
         return f"its variable {name!r}" if name else "a default value"
-    quoted = end.partition("'")[2].partition("'")[0]
     path, parent = "", None
     for owner, part in pairwise(things):
         label = labels_in(owner, parent).get(id(part), "")
         if is_instance(parent, type) and label[:2] == "['":
             label = f".{label[2:-2]}"
         parent = owner
-        if owner is first and starts_in_namespace:
-            path = quoted if label else ""
-            continue
-        path += label
+        if owner is not first or not starts_in_namespace:  # The variable is in its name already.
+            path += label
     if is_variable(end):
-        path = path if path.startswith(quoted) else f"{quoted}{path}" if path else ""
-        return path if path != quoted else ""
+        variable = end.partition("'")[2].partition("'")[0]
+        return f"{variable}{path}" if path else ""
     return path.lstrip(".")
 
 
