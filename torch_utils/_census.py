@@ -197,7 +197,7 @@ class _Owner:
 
 
 def check_least_bytes(least_bytes: Any) -> None:
-    """Raise a `TypeError` if this is no size of a smallest entry."""
+    """Raise a `TypeError` unless this is an int of at least 0."""
     if type(least_bytes) is not int or least_bytes < 0:
         raise TypeError(f"least_bytes must be an int of at least 0, got {least_bytes!r}")
 

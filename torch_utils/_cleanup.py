@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AsyncContextDecorator, ContextDecorator, suppress
@@ -22,7 +21,7 @@ from torch_utils._release.roots import roots_of
 from torch_utils._release.run import Collect, Options, Release, place_of_caller
 from torch_utils._report import CleanupReport
 from torch_utils._resource import Resource, add_note, takes_precedence
-from torch_utils._runtime import is_shutting_down, loaded_torch
+from torch_utils._runtime import MODULES, is_shutting_down, loaded_torch
 from torch_utils._signals import DeferredSignals
 from torch_utils.errors import CleanupError, TorchUtilsError, repr_of
 
@@ -402,7 +401,7 @@ def _read(torch: Any, name: str) -> Any:
 
 def _set(torch: Any, name: str, value: Any) -> None:
     # use_deterministic_algorithms also sets a flag of torch.compile, and would import it.
-    if name == "get_deterministic_debug_mode" and "torch._inductor.config" in sys.modules:
+    if name == "get_deterministic_debug_mode" and "torch._inductor.config" in MODULES:
         torch.use_deterministic_algorithms(value > 0, warn_only=value == 1)
     elif name in _SETTERS:
         attrgetter(_SETTERS[name])(torch)(value)

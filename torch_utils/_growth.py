@@ -98,9 +98,7 @@ class GrowthMeasurement:
         ignore: Any = (),
         after: GrowthMeasurement | None = None,
     ) -> None:
-        check_least_bytes(least_bytes)
-        self._device, self._least_bytes = device_name(device), max(least_bytes, 1)
-        self._ignore = _checked_ignore(ignore)
+        self._device, self._least_bytes, self._ignore = _checked(device, least_bytes, ignore)
         self._allocated = self._allocated_bytes()
         self._end: tuple[list[Storage], _Graphs] | None = None
         if after is not None and after._end is not None and after._device == self._device:
@@ -199,13 +197,15 @@ class GrowthMeasurement:
         return [LiveEntry(what, max(graphs.nbytes - self._graphs.nbytes, 1), "host", 0, find)]
 
 
-def _checked_ignore(ignore: Any) -> tuple[Any, ...]:
+def _checked(device: Any, least_bytes: Any, ignore: Any) -> tuple[str | None, int, tuple[Any, ...]]:
+    """Return the arguments as they are used."""
+    check_least_bytes(least_bytes)
     is_several = isinstance(ignore, (tuple, list, set, frozenset))
     ignored = tuple(ignore) if is_several else (ignore,)
     for one in ignored:
         if not (isinstance(one, (type, ModuleType)) or callable(one)):
             raise TypeError(f"ignore takes classes, modules and functions, got {one!r}")
-    return ignored
+    return device_name(device), max(least_bytes, 1), ignored
 
 
 def _holders_of_graph(find: Callable[[], Any]) -> tuple[str, ...]:
@@ -307,9 +307,7 @@ class no_growth:  # noqa: N801  (used like a function)
     ) -> None:
         if type(warmup) is not int or warmup < 0:
             raise TypeError(f"warmup must be an int of at least 0, got {warmup!r}")
-        check_least_bytes(least_bytes)
-        device_name(device)
-        _checked_ignore(ignore)
+        _checked(device, least_bytes, ignore)
         self._begin = partial(
             GrowthMeasurement, device=device, least_bytes=least_bytes, ignore=ignore
         )

@@ -294,11 +294,11 @@ class ModelPool(ModelLender):
                     load.admitted, load.is_made, load.no_room = footprint, is_loaded, ""
                     return
                 if verb != "evict":
-                    is_optional = load.in_background and load.make is None and not host._is_pinned
+                    is_asked_for = load.make is not None or not load.in_background
+                    is_optional = not is_asked_for and not host._is_pinned
                     left = deadline - time.monotonic()
                     if verb == "refuse" or left <= 0 or (is_optional and not machine.waiting):
                         raise NoRoomError(why)
-                    is_asked_for = load.make is not None or not load.in_background
                     if not load.no_room and deadline == math.inf and is_asked_for:
                         warning = why
                     load.no_room = why

@@ -54,6 +54,7 @@ __all__ = ["CHANGED", "HostStatus", "Load", "Request", "State", "StateMachine", 
 State = Literal[
     "unloaded", "loading", "loaded", "sleeping", "asleep", "waking", "unloading", "closed"
 ]
+_NAMED = 10  # leases in a message
 MEASURE_S = 1.0
 """How often a model is measured at most, in seconds."""
 
@@ -385,14 +386,14 @@ class StateMachine:
         return threads | {one.thread for one in changes if one is not None}
 
     def in_use(self) -> ModelInUseError:
-        """Return an error that names the leases, at most ten of them."""
+        """Return an error that names the oldest leases."""
         now, leases = time.monotonic(), list(self.leases)
         if not leases:
             state = self.state if self.replacement is None else "being replaced"
             return ModelInUseError(f"{self.name} is {state}")
-        taken = "; ".join(f"taken at {h.where}, {now - h.since:.1f} s ago" for h in leases[:10])
-        if len(leases) > 10:
-            taken += f"; and {len(leases) - 10} more"
+        taken = "; ".join(f"taken at {h.where}, {now - h.since:.1f} s ago" for h in leases[:_NAMED])
+        if len(leases) > _NAMED:
+            taken += f"; and {len(leases) - _NAMED} more"
         count = f"{len(leases)} open lease{'s' * (len(leases) > 1)}"
         return ModelInUseError(f"{self.name} has {count}: {taken}; end them first")
 
