@@ -38,7 +38,7 @@ class Pair:
         return command if self.command else [python, program]
 
 
-# Without an environment there is no probe: the text on stderr is all there is.
+# Without an environment the probe is not loaded, and only the text on stderr remains.
 NO_PROBE = "exec env -i {python} {program}"
 CLASS = "class Resource:\n    def __del__(self): FAULT\n"
 AT_EXIT = CLASS + "resource = Resource()\n"

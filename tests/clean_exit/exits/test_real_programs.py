@@ -51,7 +51,7 @@ class Program:
         places = [sysconfig.get_path("scripts"), os.environ["PATH"]]
         found = shutil.which(self.command[0], path=os.pathsep.join(places))
         if found is None:
-            pytest.skip(f"there is no command {self.command[0]}")
+            pytest.skip(f"{self.command[0]} is not installed")
         for name, text in self.files.items():
             (folder / name).write_text(text)
         return check(
